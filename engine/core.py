@@ -57,7 +57,7 @@ from engine.step.draft_swap import DraftSwap
 from engine.step.id_log import open_id_log
 from engine.step.observe import measure, observe
 from engine.step.profiling import profile_at_start
-from engine.step.report import ending, ready_message, report, resumed_ending
+from engine.step.report import final_output, output_of, ready_message, resumed_output
 from engine.step.rounds import Rounds
 from engine.step.trace import open_trace
 
@@ -230,7 +230,7 @@ class Engine:
     def _queue(self, seq: Sequence) -> None:
         """Queue a sequence; a resumed one that is already complete ends instead."""
         room = self._scheduler.room(seq)
-        end = resumed_ending(seq, self._acceptor, room) if seq.num_output else None
+        end = resumed_output(seq, self._acceptor, room) if seq.num_output else None
         if end is None:
             self._scheduler.add(seq)
         else:
@@ -250,7 +250,7 @@ class Engine:
         ids = list(ids)
         for seq in self._scheduler.abort(ids) + self._compiling.abort(ids):
             self._forget(seq)
-            self._pending.append(ending(seq, "abort"))
+            self._pending.append(final_output(seq, "abort"))
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
         """Set the mode from the next step on. Raises ConfigError. See messages.SetSpeculation."""
@@ -344,7 +344,7 @@ class Engine:
                 self._forget(item.chunk.seq)
 
     def _emit(self, sampled: list[Sampled]) -> list[Output]:
-        return self._take_pending() + [report(item) for item in sampled]
+        return self._take_pending() + [output_of(item) for item in sampled]
 
     def _observe(
         self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds

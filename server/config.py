@@ -352,7 +352,7 @@ def _with_kinds(layer: dict[str, Any], lower: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(speculation, dict):
         return layer
     below = below if isinstance(below, dict) else {}
-    present = {name: own.get("kind") for name, own in below.items() if isinstance(own, dict)}
+    present = {name: each.get("kind") for name, each in below.items() if isinstance(each, dict)}
     tables = {
         name: with_kind(name, table, present=present.get(name))
         for name, table in speculation.items()

@@ -5,22 +5,21 @@ from __future__ import annotations
 from engine.errors import EngineError, EngineLost
 
 
-class QueueFull(EngineError):
+class RetryLater(EngineError):
+    """The request may be served later: in `retry_seconds` from now; None: unknown."""
+
+    def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class QueueFull(RetryLater):
     """There is no room for the request now: too much is in flight, or too many grammars are being
-    compiled. `retry_seconds`: seconds until there may be room; None: unknown."""
-
-    def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_seconds = retry_seconds
+    compiled."""
 
 
-class NotReady(EngineLost):
-    """The engine accepts no requests at the moment; nothing was submitted. `retry_seconds`: seconds
-    until it may; None: unknown."""
-
-    def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_seconds = retry_seconds
+class NotReady(RetryLater, EngineLost):
+    """The engine accepts no requests at the moment; nothing was submitted."""
 
 
 class DeadlineExceeded(EngineError):

@@ -49,13 +49,13 @@ class TritonBackend:
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> TritonStep:
         long = any(span.length >= LONG for span in spans)
         splitting = self.prompts if long else self.splitting
-        listed = Listed(spans, plane.block_size, rows=splitting.rows)
+        tables = HostTables(spans, plane.block_size, rows=splitting.rows)
         sent = PackedCopy(self.device)
-        packed = Packed(sent, len(listed.rows), len(listed.pieces), len(listed.pages))
+        buffers = Buffers(sent, len(tables.rows), len(tables.pieces), len(tables.pages))
         sent.build()
-        packed.fill(listed)
+        buffers.fill(tables)
         sent.send()
-        return TritonStep(splitting, plane, packed)
+        return TritonStep(splitting, plane, buffers)
 
     def stage(
         self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
@@ -66,9 +66,11 @@ class TritonBackend:
 class TritonStep(PagedAttention):
     """Attention of the rows in `packed`, all advanced by `step` positions."""
 
-    def __init__(self, splitting: Splitting, plane: KVPlane, packed: Packed, step: int = 0) -> None:
-        super().__init__(plane, packed.slots.tensor[step])
-        self._splitting, self._tables = splitting, packed.tables(step)
+    def __init__(
+        self, splitting: Splitting, plane: KVPlane, buffers: Buffers, step: int = 0
+    ) -> None:
+        super().__init__(plane, buffers.slots.tensor[step])
+        self._splitting, self._tables = splitting, buffers.tables(step)
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         keys, values = self._write(layer, key, value)
@@ -88,22 +90,23 @@ class TritonStaged(StagedAttention):
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
         self._splitting, self._plane, self._rows = backend.splitting, plane, rows
         self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
-        self._packed = Packed(sent, rows, rows, self._most_pages, steps)
+        self._buffers = Buffers(sent, rows, rows, self._most_pages, steps)
 
     def suits(self, spans: Sequence[Span]) -> bool:
         return sum([len(span.blocks) for span in spans]) <= self._most_pages
 
     def fill(self, spans: Sequence[Span]) -> None:
         """Set the spans, `rows` rows in all."""
-        listed = Listed(spans, self._plane.block_size, self._packed.steps, self._splitting.rows)
-        assert len(listed.rows) == self._rows
-        self._packed.fill(listed)
+        size, steps = self._plane.block_size, self._buffers.steps
+        tables = HostTables(spans, size, steps, self._splitting.rows)
+        assert len(tables.rows) == self._rows
+        self._buffers.fill(tables)
 
     def step(self, number: int) -> TritonStep:
-        return TritonStep(self._splitting, self._plane, self._packed, number)
+        return TritonStep(self._splitting, self._plane, self._buffers, number)
 
 
-class Listed:
+class HostTables:
     """Spans, concatenated in the kernel's form on the host: int64 `slots` `[steps, rows]`, and
     int32 `rows`, `pieces` of up to `rows` rows, and `pages`, see `triton_kernels`. Trees have at
     most 64 nodes."""
@@ -165,7 +168,7 @@ def _pieces(span: Span, page: int, rows: int) -> list[_Piece]:
     return pieces
 
 
-class Packed:
+class Buffers:
     """Slots, rows, pieces and pages as the last buffers of a PackedCopy."""
 
     def __init__(
@@ -176,14 +179,14 @@ class Packed:
         self._pages = sent.reserve(pages)
         self.steps = steps
 
-    def fill(self, listed: Listed) -> None:
+    def fill(self, tables: HostTables) -> None:
         rows, pieces, pages = self._rows, self._pieces, self._pages
-        assert len(listed.pages) <= pages.shape[0]
-        self.slots.host[:], rows.host[:] = listed.slots, listed.rows
-        pieces.host[: len(listed.pieces)] = listed.pieces
-        pieces.host[len(listed.pieces) :, 1] = 0
-        pages.used = len(listed.pages)
-        pages.host[: pages.used] = listed.pages
+        assert len(tables.pages) <= pages.shape[0]
+        self.slots.host[:], rows.host[:] = tables.slots, tables.rows
+        pieces.host[: len(tables.pieces)] = tables.pieces
+        pieces.host[len(tables.pieces) :, 1] = 0
+        pages.used = len(tables.pages)
+        pages.host[: pages.used] = tables.pages
 
     def tables(self, step: int) -> Tables:
         return Tables(self._rows.tensor, self._pieces.tensor, self._pages.tensor, step)

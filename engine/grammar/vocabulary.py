@@ -35,7 +35,7 @@ def load_vocabulary(
     try:
         backend = _backend(path, revision, trust_remote_code)
         unpadded = LLTokenizer(backend.to_str())
-        words = _Words(backend, unpadded, width=vocab_size or 0)
+        words = _TokenBytes(backend, unpadded, width=vocab_size or 0)
         ends = sorted(i for i in eos_ids if i < len(words.tokens)) or list(unpadded.eos_tokens)
         return LLTokenizer(TokenizerWrapper(words), eos_token=ends)
     except Exception as error:  # the Rust library and transformers raise any class
@@ -64,7 +64,7 @@ def _backend(path: str, revision: str | None, trust_remote_code: bool) -> Tokeni
     return backend
 
 
-class _Words:
+class _TokenBytes:
     """The tokenizer interface that llguidance needs: the bytes of each id, the special ids, and
     tokenization, which never makes a special token of plain text."""
 

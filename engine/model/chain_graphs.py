@@ -83,11 +83,11 @@ class _Chain:
         self._first, self._order = sent.reserve(rows), sent.reserve(steps * rows)
         self._attention = kv.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
-        self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
+        self._no_ids = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # a valid value for every column, top_k sizes included
         self._table.host[_SLOT : _SLOT + 1, :, 0] = range(rows)
         self._table.host[_SLOT + 1 : _OWN] = 0  # no draft tokens: `run` counts them itself
-        self.ids = self._none  # of the last run
+        self.ids = self._no_ids  # of the last run
 
     def fill(
         self,
@@ -149,7 +149,7 @@ class _Chain:
             if counts is not None:
                 early = self._early.tensor[step : step + 1]
                 fields = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
-                logits = adjusted(logits, counts, fields, self._none, 0)
+                logits = adjusted(logits, counts, fields, self._no_ids, 0)
             found.append(draw(logits, self._words, RowParams(*params)))
             if step < self._kind.steps - 1:
                 assert self._attention is not None

@@ -98,14 +98,14 @@ def best_exit(target: LoadedModel, k_max: int) -> LoadedModel:
     """Return the draft with the most expected tokens per second. Measured here: the acceptance
     rate of its draws on texts that the target generates, and the time of a step of both. A later
     exit has a higher acceptance rate and costs more. Raises ModelError as `early_exit`."""
-    texts, expected = _written_by(target)
+    texts, expected = _generated(target)
     one, more = _seconds(target, 1), _seconds(target, 1 + max(k_max, 1))
     row = max(more - one, 0.0) / max(k_max, 1)
     found: list[_Exit] = []
     total = len(target.layers)
     for count in sorted({max(total * i // (2 * MOST_TRIED), 1) for i in range(1, MOST_TRIED + 1)}):
         draft = early_exit(target, count)
-        agreement = _agreement(expected, _read(draft, texts))
+        agreement = _agreement(expected, _log_probs(draft, texts))
         seconds = _seconds(draft, 1)
         gain = max(
             sum(agreement**i for i in range(k + 1)) * one / (k * seconds + one + k * row)
@@ -122,7 +122,7 @@ def best_exit(target: LoadedModel, k_max: int) -> LoadedModel:
     return best.draft
 
 
-def _written_by(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
+def _generated(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
     """Return texts sampled at temperature 1 after an EOS token, and log-probabilities `[texts,
     LENGTH, vocab]` of the token after each token."""
     texts = [[min(target.eos_ids, default=0)] for _ in range(TEXTS)]
@@ -137,8 +137,8 @@ def _written_by(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
     return [text[:LENGTH] for text in texts], torch.stack(rows, 1)
 
 
-def _read(draft: LoadedModel, texts: list[list[int]]) -> Tensor:
-    """Return the draft's log-probabilities for given texts, in the shape of `_written_by`."""
+def _log_probs(draft: LoadedModel, texts: list[list[int]]) -> Tensor:
+    """Return the draft's log-probabilities for given texts, in the shape of `_generated`."""
     forward, plane = _forward_and_plane(draft)
     segments = [Segment(text, 0, _blocks(i), LENGTH) for i, text in enumerate(texts)]
     return forward(segments, plane).log_softmax(-1).view(TEXTS, LENGTH, -1)
@@ -165,14 +165,14 @@ def _seconds(model: LoadedModel, rows: int) -> float:
 
 def _forward_and_plane(model: LoadedModel) -> tuple[Forward, Plane]:
     """Return the model's forward, and a KV plane for all texts."""
-    cache = KVCache((TEXTS + 1) * _each(), _BLOCK, model.device)
+    cache = KVCache((TEXTS + 1) * _blocks_per_text(), _BLOCK, model.device)
     return model.compiled or forward_of(model), cache.add_plane("exit", model.layers, model.dtype)
 
 
-def _each() -> int:
+def _blocks_per_text() -> int:
     """KV blocks of a text and of the rows after it."""
     return -(-(LENGTH + 32) // _BLOCK)
 
 
 def _blocks(text: int) -> list[int]:
-    return list(range(text * _each(), (text + 1) * _each()))
+    return list(range(text * _blocks_per_text(), (text + 1) * _blocks_per_text()))

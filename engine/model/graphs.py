@@ -145,7 +145,7 @@ class Forwarded(NamedTuple):
     drawn: Tensor | None = None
 
 
-class _Static:
+class _StaticInputs:
     """The inputs of one bucket, and the forward over them, which writes the first rows of `logits`.
     With `words` (noise.token_words_of) it also draws from these rows."""
 
@@ -205,7 +205,7 @@ class _Static:
 
 class ForwardGraphs:
     """The graphs of one model's forwards over one plane, by number of rows. Each forward overwrites
-    the first rows of `logits`, float32 `[most rows, vocab]`. `words`: see _Static."""
+    the first rows of `logits`, float32 `[most rows, vocab]`. `words`: see _StaticInputs."""
 
     def __init__(
         self, call: Call, kv: GraphKV, recorder: Recorder, logits: Tensor, most_rows: int,
@@ -213,8 +213,8 @@ class ForwardGraphs:
     ) -> None:  # fmt: skip
         self.sizes = buckets(most_rows)
         self._kv, self._logits = kv, logits
-        self._pool = GraphPool[int, _Static](
-            recorder, lambda rows: _Static(rows, call, kv, logits, words)
+        self._pool = GraphPool[int, _StaticInputs](
+            recorder, lambda rows: _StaticInputs(rows, call, kv, logits, words)
         )
 
     def capture(self) -> Iterator[None]:

@@ -101,7 +101,7 @@ class _Source:
             make = self._facts(llama.config, dtype, folder)
             llama = llama.to(make.keywords["dtype"]).eval().requires_grad_(False)
             int8 = self._quantised(llama)
-            return _proven(make, llama, reference(llama, name), name, lossy=lossy, int8=int8)
+            return _verified(make, llama, reference(llama, name), name, lossy=lossy, int8=int8)
         register()
         if folder is None:
             refuse_unreachable(self.path, hub["revision"])
@@ -121,7 +121,7 @@ class _Source:
             model = model if is_quantized(model) else model.to(where)
             expected = reference(model, name)
         same = {"batch_invariant": self.batch_invariant and where.type == "cuda"}
-        return _proven(make, model, expected, name, lossy=lossy, int8=int8, **same)
+        return _verified(make, model, expected, name, lossy=lossy, int8=int8, **same)
 
     def _quantised(self, model: Any) -> Quantised | None:
         """Return a CPU's weights for compiled code; on CUDA the model itself holds them."""
@@ -172,7 +172,7 @@ def _refusal(of: _Source | LoadedModel, reason: str) -> ModelError:
     return ModelError(f"{name} cannot be loaded as {of.quantization}: {reason}")
 
 
-def _proven(
+def _verified(
     make: partial[LoadedModel],
     model: Any,
     expected: Tensor,
@@ -194,12 +194,10 @@ def _proven(
     prove(loaded, expected, name)
     if batch_invariant:
         return _batch_invariant(loaded, expected, name)
-    return (
-        loaded if is_quantized(model) else _with_own_code(loaded, expected, lossy=lossy, int8=int8)
-    )
+    return loaded if is_quantized(model) else _fastest(loaded, expected, lossy=lossy, int8=int8)
 
 
-def _with_own_code(
+def _fastest(
     loaded: LoadedModel, expected: Tensor, *, lossy: bool, int8: Quantised | None
 ) -> LoadedModel:
     """Return the model with faster code of ours, if there is some that passes the same check."""
@@ -209,7 +207,7 @@ def _with_own_code(
         if int8 is not None and found is loaded:
             raise _refusal(loaded, "its fused layers fail")
         return found
-    loaded = _called(loaded, fused_decoder(model), expected)
+    loaded = _with_call(loaded, fused_decoder(model), expected)
     every_row = loaded.role == "target"  # its text must not depend on the batch
     for bits in (True, False) if lossy else (False,):
         compiled = compiled_decoder(
@@ -219,7 +217,7 @@ def _with_own_code(
             return replace(loaded, compiled=compiled)
     if int8 is not None:
         raise _refusal(loaded, "compiled code does not support a feature of this model")
-    return _called(loaded, packed_decoder(model), expected)
+    return _with_call(loaded, packed_decoder(model), expected)
 
 
 def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
@@ -229,7 +227,7 @@ def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
         fused = fused_layers(loaded.model, loaded.layers)
         if fused is not None and loaded.dtype.itemsize == 2:
             make_batch_invariant(fused, FEW)
-        return _called(loaded, None if fused is None else ModuleCall(fused), expected)
+        return _with_call(loaded, None if fused is None else ModuleCall(fused), expected)
     except Exception as error:  # a missing compiler, for example; the model runs without
         logger.warning("the %s model runs without fused layers: %s", loaded.role, failure(error))
         return loaded
@@ -254,7 +252,7 @@ def _batch_invariant(loaded: LoadedModel, expected: Tensor, name: str) -> Loaded
     return found
 
 
-def _called(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedModel:
+def _with_call(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedModel:
     """Return the model with this call, if there is one and it passes the check."""
     if call is None:
         return loaded

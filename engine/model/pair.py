@@ -85,7 +85,7 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     use_device(device)
     if isinstance(proposer, DraftModelConfig):
         return _load_two(config, proposer, target)
-    target = target or _load(config, model_config, "target", model_config.max_model_len)
+    target = target or _load(config, model_config, "target")
     match proposer:
         case SelfConfig(layers="auto"):
             return Pair(target, best_exit(target, config.speculation.k_max))
@@ -102,7 +102,7 @@ def _load_two(config: EngineConfig, proposer: DraftModelConfig, target: LoadedMo
     """Load both; compares vocabularies again if they differ from the files'. Raises ModelError."""
     ours, theirs, translation = compare_files(config.target, proposer)
     draft = load_draft(config, proposer)  # first, because a refusal of it then comes soonest
-    target = target or _load(config, config.target, "target", config.target.max_model_len)
+    target = target or _load(config, config.target, "target")
     check_lengths(target, draft)
     found = Vocabulary.of(target, ours), Vocabulary.of(draft, theirs)
     return Pair(target, draft, translation if found == (ours, theirs) else compare(*found))
@@ -124,11 +124,9 @@ def use_device(device: torch.device) -> None:
 
 
 def _load(
-    config: EngineConfig,
-    model_config: ModelConfig | DraftModelConfig,
-    role: Role,
-    max_model_len: int | None = None,
+    config: EngineConfig, model_config: ModelConfig | DraftModelConfig, role: Role
 ) -> LoadedModel:
+    is_target = role == "target"
     return load_model(
         model_folder(model_config.path, role),
         role=role,
@@ -136,9 +134,9 @@ def _load(
         dtype=model_config.dtype,
         quantization=model_config.quantization,
         device=config.device,
-        max_model_len=max_model_len,
+        max_model_len=config.target.max_model_len if is_target else None,
         trust_remote_code=model_config.trust_remote_code,
-        batch_invariant=role == "target" and config.target.batch_invariant,
+        batch_invariant=is_target and config.target.batch_invariant,
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.attention.interface import NAME, AttentionBackend, LayerProbe, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError, one_line
-from engine.model.attention_choice import attention_backend, choose_attention
+from engine.model.attention_choice import attention_backend, attention_for
 from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import LoadedModel
@@ -115,7 +115,7 @@ def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
     """Raises ModelError if a chunked, packed, paged forward differs from the reference."""
     with torch.inference_mode():
         try:
-            found = _paged(forward_of(loaded), loaded.layers, loaded.model)
+            found = _paged_logits(forward_of(loaded), loaded.layers, loaded.model)
         except Exception as error:  # as above
             raise ModelError(f"{name} fails with paged attention: {failure(error)}") from error
     worst = _difference(found, expected)
@@ -133,8 +133,7 @@ def forward_of(loaded: LoadedModel) -> Forward:
     device = loaded.device
     backend: AttentionBackend = SdpaBackend(device)
     if device.type == "cpu":
-        name = choose_attention("auto", device, dtype=loaded.dtype, layers=loaded.layers)
-        backend = attention_backend(name, device)
+        backend = attention_backend(attention_for("auto", loaded, in_fp8=False), device)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, device)
@@ -149,11 +148,11 @@ def is_proven(
 ) -> bool:
     """Whether another forward of the model passes the same check."""
     with torch.inference_mode():
-        found = _paged(forward, layers, model)
+        found = _paged_logits(forward, layers, model)
     return _difference(found, expected) <= OWN_TOLERANCE[model.dtype]
 
 
-def _paged(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list[Tensor]:
+def _paged_logits(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list[Tensor]:
     """Return our logits of the sample tokens, twice: in two chunks over scattered blocks, and in
     one piece, packed with the second chunk."""
     cache = KVCache(2 * LENGTH // BLOCK_SIZE, BLOCK_SIZE, model.device)

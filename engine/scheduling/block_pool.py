@@ -149,29 +149,29 @@ class BlockPool:
             return True
         if need > self.num_free:
             return False
-        need -= self._run_on(seq, need)
+        need -= self._take_following(seq, need)
         if need:
-            need -= self._open_run(seq, need)
+            need -= self._take_run(seq, need)
         if need:
-            self._scatter(seq, need)
+            self._take_any(seq, need)
         return True
 
     def trim(self, seq: Sequence, upto: int) -> None:
         """Release the blocks that lie entirely at or after position `upto`."""
         keep = -(-upto // self.block_size)
         while len(seq.blocks) > keep:
-            self._let_go(seq.blocks.pop())
+            self._unreference(seq.blocks.pop())
 
     def release(self, seq: Sequence) -> None:
         """Release all blocks. Cached ones stay in the prefix cache until evicted, starting at the
         end of the chain."""
         self._releases += 1
         for block in reversed(seq.blocks):
-            self._let_go(block)
+            self._unreference(block)
         seq.blocks = array("i")
         seq.num_published = seq.num_draft_ready = 0
 
-    def _let_go(self, block: int) -> None:
+    def _unreference(self, block: int) -> None:
         self._refs[block] -= 1
         if self._refs[block]:
             return
@@ -198,7 +198,7 @@ class BlockPool:
         self._drafted[block] = 0
         seq.blocks.append(block)
 
-    def _run_on(self, seq: Sequence, need: int) -> int:
+    def _take_following(self, seq: Sequence, need: int) -> int:
         """Take up to `need` blocks that directly follow the last one. Returns how many."""
         if not seq.blocks:
             return 0
@@ -217,7 +217,7 @@ class BlockPool:
         stamp = self._idle.get(block)
         return stamp is not None and stamp == next(iter(self._idle.values()))
 
-    def _open_run(self, seq: Sequence, need: int) -> int:
+    def _take_run(self, seq: Sequence, need: int) -> int:
         """Take a run of `need` blank blocks with room to grow behind it, else one that just fits.
         Returns `need` or 0. The next search starts behind that room and wraps around, so the room
         stays free while other blank blocks exist."""
@@ -233,7 +233,7 @@ class BlockPool:
                 return need
         return 0
 
-    def _scatter(self, seq: Sequence, need: int) -> None:
+    def _take_any(self, seq: Sequence, need: int) -> None:
         """Take any blocks: blank ones from the lowest id on, then the longest idle ones."""
         while need and self._num_blank:
             self._take(seq, self._blank.find(True))

@@ -62,7 +62,7 @@ class FairShare:
             held[seq.tenant] += len(seq.blocks)
         return max(able, key=lambda seq: held[seq.tenant] / seq.weight).tenant
 
-    def gives_way(self, head: Sequence, running: Seq[Sequence]) -> Sequence | None:
+    def victim_for(self, head: Sequence, running: Seq[Sequence]) -> Sequence | None:
         """Return the sequence to preempt for `head`: the youngest of the tenant with the most
         running sequences divided by weight, if that tenant then still has no fewer than `head`'s.
         So two tenants never preempt each other in turns. `running`: in order of admission."""

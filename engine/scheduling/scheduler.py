@@ -103,7 +103,7 @@ class Scheduler:
         Preempted sequences return to the head of the queue.
         """
         plan = StepPlan()
-        if len(self._tenants) > 1 and self._make_way(plan):
+        if len(self._tenants) > 1 and self._admit_by_preemption(plan):
             self._was_first = True
             for seq in plan.admitted:
                 self._extend(plan, seq, self._budget, want)
@@ -137,7 +137,7 @@ class Scheduler:
             takewhile(lambda seq: _priority(seq) == most_important, self.waiting)
         )
 
-    def _make_way(self, plan: StepPlan) -> bool:
+    def _admit_by_preemption(self, plan: StepPlan) -> bool:
         """If the next sequence has no room, preempt the youngest ones of tenants that run more than
         its own until it has room; then admit it before running sequences grow.
 
@@ -153,10 +153,10 @@ class Scheduler:
         if not (is_full or is_first or head is unfit):
             return False
         while not (fits := self._admit(head)):
-            loser = self._shares.gives_way(head, self.running)
-            if loser is None:
+            victim = self._shares.victim_for(head, self.running)
+            if victim is None:
                 break
-            self._preempt(plan, loser)
+            self._preempt(plan, victim)
         if fits:
             plan.admitted.append(head)
         return fits and is_first
@@ -195,7 +195,7 @@ class Scheduler:
             room = (len(seq.blocks) + pool.num_free) * size - end
             k = min(k, max(0, room))
             while not pool.reserve(seq, end + k):
-                self._preempt(plan, self._gives_way(plan, seq))
+                self._preempt(plan, self._victim_for(plan, seq))
                 if seq.status != "running":
                     return 0
         # In a forward every layer writes all keys before it attends, so a sequence admitted later
@@ -205,7 +205,7 @@ class Scheduler:
         plan.chunks.append(Chunk(seq, start, length, k))
         return length + k
 
-    def _gives_way(self, plan: StepPlan, seq: Sequence) -> Sequence:
+    def _victim_for(self, plan: StepPlan, seq: Sequence) -> Sequence:
         """Return the sequence to preempt for `seq`: of the least important ones not in the plan,
         `seq` included, the youngest of the tenant with the most blocks, but `seq` itself last."""
         planned = {id(chunk.seq) for chunk in plan.chunks}

@@ -61,14 +61,14 @@ class _State:
 
 @dataclass(slots=True)
 class _Tree:
-    """A proposal being built. The last `ready` of the entries before position `before` are made
-    first. By node: token, parent, the row of the output that predicted it, and the sum of
+    """A proposal being built. The last `pending` entries before position `before` are missing, and
+    are made first. By node: token, parent, the row of the output that predicted it, and the sum of
     its path's log-chances. By extended node (-1: the last committed token): its path's entries."""
 
     seq: Sequence
     k: int
     before: int
-    ready: int
+    pending: int
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -138,7 +138,7 @@ class EagleProposer(Proposer):
         whose hidden states are known up to its last token but one."""
         began = self._clock()
         trees = [self._tree(c.seq, c.k) for c in chunks if c.samples and c.k and self._ready(c.seq)]
-        self.catch_up_rows = sum(tree.ready - 1 for tree in trees)
+        self.catch_up_rows = sum(tree.pending - 1 for tree in trees)
         for group in _of_like_size(trees):
             self._grow(group)
         proposals = {tree.seq: tree.proposal(self.name) for tree in trees}
@@ -157,7 +157,7 @@ class EagleProposer(Proposer):
             state.rows.append(item.hidden.to(self._head.dtype))
             state.count += len(item.hidden)
         trees = [self._tree(item.seq, 0) for item in verified]
-        for group in _of_like_size([tree for tree in trees if tree.ready > WAITING]):
+        for group in _of_like_size([tree for tree in trees if tree.pending > WAITING]):
             self._add_committed(group)
 
     def forget(self, seq: Sequence) -> None:
@@ -213,13 +213,13 @@ class EagleProposer(Proposer):
         rows, each = list[Tensor](), list[tuple[Numbers, ...]]()
         for tree in trees:
             rows += self._states[tree.seq].take(tree.before)
-            at = np.arange(tree.before - tree.ready, tree.before)
+            at = np.arange(tree.before - tree.pending, tree.before)
             tokens = np.array(tree.seq.tokens[at[0] + 1 : tree.before + 1])
             blocks = np.array(tree.seq.blocks, np.int64)
             padded = blocks[every * (every * size < tree.before)]  # padded with the first
             each.append((tokens, at, blocks[at // size] * size + at % size, padded))
         numbers = [np.concatenate(parts) for parts in zip(*each, strict=True)]
-        table, cells = _table([tree.ready for tree in trees])
+        table, cells = _table([tree.pending for tree in trees])
         until = np.c_[numbers[1][table], [tree.before - 1 for tree in trees]][:, :, None]
         sent = to_device(self._head.device, [*numbers, table, cells, table.max(1), until, *noise])
         words, where, slots, pages, *grid, last, bounds = sent[:8]
@@ -265,7 +265,7 @@ def _of_like_size(trees: Seq[_Tree]) -> list[list[_Tree]]:
     """Group trees such that padding multiplies rows and lengths by a small factor at most."""
     groups = dict[tuple[int, int], list[_Tree]]()
     for tree in trees:
-        kind = max(tree.ready, WAITING).bit_length(), max(tree.before, _SHORT).bit_length() // 2
+        kind = max(tree.pending, WAITING).bit_length(), max(tree.before, _SHORT).bit_length() // 2
         groups.setdefault(kind, []).append(tree)
     return list(groups.values())
 

@@ -183,13 +183,13 @@ class Acceptor:
         for i, token in enumerate(tokens, 1):
             if token in eos_ids or token in params.stop_token_ids:
                 return i, "stop", token
-            if constraint is not None and _ends(constraint, token):
+            if constraint is not None and _advance(constraint, token):
                 # The next step reports an error, as it does without speculation.
                 return i, None if constraint.error else "stop", None
         return len(tokens), None, None
 
 
-def _ends(constraint: Constraint, token: int) -> bool:
+def _advance(constraint: Constraint, token: int) -> bool:
     """Advance the grammar; return whether the text is complete or can have no next token."""
     constraint.extend(token)
     return constraint.is_complete(()) or constraint.error is not None

@@ -58,7 +58,7 @@ ROOM = "a draft is loaded beside the running one; leave room for it with cache.n
 # to compare, and the longest text to read (in full steps of `max_step_tokens`).
 _SHARE, _LEAST_SECONDS, _LEAST_TOKENS, _MOST_TOKENS, _LONGEST = 0.05, 0.05, 16, 128, 4
 
-Place = Callable[[], tuple[ModelRunner, KVCache]]
+MakeRunner = Callable[[], tuple[ModelRunner, KVCache]]
 
 
 @dataclass(slots=True)
@@ -96,10 +96,10 @@ class DraftSwap:
         proposer = config.speculation.proposer
         if runner is not None and isinstance(proposer, DraftModelConfig):
             self._running = _Draft(proposer.path, runner, cache, modes.configured)
-        self._before: _Draft | None = None  # while the running one is on trial
+        self._previous: _Draft | None = None  # while the running one is on trial
         self._path = ""  # of the draft that is being loaded
-        self._loading: Future[Place] | None = None
-        self._pieces: Iterator[None] | None = None  # pieces of a running `_put_in_place`
+        self._loading: Future[MakeRunner] | None = None
+        self._pieces: Iterator[None] | None = None  # pieces of a running `_install`
         self._longest_pause = 0.0  # seconds of the longest piece so far
         self._trial = DraftTrial(modes.configured, modes.configured)
         self._next_comparison = inf  # clock time of the next comparison
@@ -110,7 +110,7 @@ class DraftSwap:
     def is_due(self) -> bool:
         if self._pieces is not None or (self._loading is not None and self._loading.done()):
             return True
-        return self._before is not None and self._clock() >= self._next_comparison
+        return self._previous is not None and self._clock() >= self._next_comparison
 
     def next_outcome(self) -> Swap | None:
         return self._outcomes.pop(0) if self._outcomes else None
@@ -123,7 +123,7 @@ class DraftSwap:
         if reason := self._obstacle():
             self._report("refused", reason)
             return
-        self._loading = future = Future[Place]()
+        self._loading = future = Future[MakeRunner]()
 
         def run() -> None:
             try:
@@ -147,7 +147,7 @@ class DraftSwap:
             if self._pieces is None:
                 assert loading is not None
                 self._loading, self._modes.paused = None, True
-                self._pieces = self._put_in_place(loading.result())
+                self._pieces = self._install(loading.result())
             if next(self._pieces, self) is self:
                 self._end()
         except EngineError as error:
@@ -170,7 +170,7 @@ class DraftSwap:
             return "speculation.trace is of one draft model: none is swapped while it is recorded"
         return None
 
-    def _read(self, path: str) -> Place:
+    def _read(self, path: str) -> MakeRunner:
         """Load and check a draft, in the thread. Raises EngineError."""
         config, proposer = self._config, self._config.speculation.proposer
         assert isinstance(proposer, DraftModelConfig)
@@ -189,11 +189,11 @@ class DraftSwap:
         if check_pair(self._target, draft) is not None:
             raise ModelError(f"the draft model {path!r} {OWN_TOKENIZER}")
         if draft.device.type == "cuda":  # graphs cannot be captured while steps run
-            return partial(self._place, draft)
-        placed = self._place(draft)
+            return partial(self._make_runner, draft)
+        placed = self._make_runner(draft)
         return lambda: placed
 
-    def _place(self, draft: LoadedModel) -> tuple[ModelRunner, KVCache]:
+    def _make_runner(self, draft: LoadedModel) -> tuple[ModelRunner, KVCache]:
         """Return a runner over a new plane, or over the running draft's. Raises MemoryPlanError."""
         assert self._running is not None
         cache, running, role = self._cache.beside(), self._running.runner.model, draft.role
@@ -210,9 +210,9 @@ class DraftSwap:
                 )
         return runner_of(self._config, draft, cache, ready=False), cache
 
-    def _put_in_place(self, place: Place) -> Iterator[None]:
+    def _install(self, make_runner: MakeRunner) -> Iterator[None]:
         """Switch to the new draft, one piece per `next`, between steps. Raises EngineError."""
-        runner, cache = place()
+        runner, cache = make_runner()
         yield
         yield from warm_up(self._config, runner, cache)
         measured, running = self._measured, self._running
@@ -225,7 +225,7 @@ class DraftSwap:
         speculation = self._config.speculation
         controller = build_controller(speculation, stops=not runner.chains, costs=costs)
         self._trial, self._seen = DraftTrial(running.controller, controller), {}
-        self._before, self._next_comparison = running, self._clock()
+        self._previous, self._next_comparison = running, self._clock()
         self._switch(_Draft(self._path, runner, cache, controller))
         self._report(
             "trial",
@@ -256,9 +256,9 @@ class DraftSwap:
     def _compare(self) -> None:
         """Have both drafts read the sequence with the most new tokens, then decide. The running
         draft reads last, since its KV must stay."""
-        new, before, main = self._running, self._before, self._main
+        new, previous, main = self._running, self._previous, self._main
         assert new is not None
-        assert before is not None
+        assert previous is not None
         assert isinstance(main, DraftModelProposer)
         running = self._scheduler.running
         count, seq = max(map(self._new_tokens_of, running), key=itemgetter(0), default=(0, None))
@@ -266,7 +266,7 @@ class DraftSwap:
             return
         self._seen[seq.number] = seq.num_tokens
         results = []
-        for draft in (before, new):
+        for draft in (previous, new):
             main.use(draft.runner)
             results.append(main.in_hindsight(seq, min(count, _MOST_TOKENS)))
         if len(results[0]) != len(results[1]):  # one draft's sampler left a token undecided
@@ -275,12 +275,12 @@ class DraftSwap:
         verdict = self._trial.verdict(Load(len(running), self._scheduler.mean_length))
         if verdict is None:
             return
-        self._before = None
+        self._previous = None
         if verdict.stays:
             self._report("kept", f"the draft model {new.path!r} is kept: {verdict.words}", new.path)
             return
-        self._switch(before)
-        message = f"the draft model {new.path!r} was taken back for {before.path!r}"
+        self._switch(previous)
+        message = f"the draft model {new.path!r} was taken back for {previous.path!r}"
         self._report("taken_back", f"{message}: {verdict.words}", new.path)
 
     def _new_tokens_of(self, seq: Sequence) -> tuple[int, Sequence]:

@@ -55,10 +55,10 @@ def _prompt_part(chunk: Chunk) -> SequenceStep:
     """Return the part of a chunk that does not sample."""
     seq, start, length, _ = chunk
     position = len(seq.tokens) - seq.num_prompt
-    return SequenceStep(seq.number, position, start, length, _of_prompt(chunk))
+    return SequenceStep(seq.number, position, start, length, _num_prompt_rows(chunk))
 
 
-def _of_prompt(chunk: Chunk) -> int:
+def _num_prompt_rows(chunk: Chunk) -> int:
     """Return how many of its rows are prompt positions."""
     left = chunk.seq.num_prompt - chunk.start
     return 0 if left <= 0 else min(chunk.length, left)
@@ -75,7 +75,7 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Seq
         bounded = not allowance.is_open(seq)
     # Positional arguments: keywords would take most of this function's time.
     begin = len(seq.tokens) - seq.num_prompt - num_tokens
-    prompt, finish = 0 if start >= seq.num_prompt else _of_prompt(chunk), item.finish or ""
+    prompt, finish = 0 if start >= seq.num_prompt else _num_prompt_rows(chunk), item.finish or ""
     if not draft.tokens:
         return SequenceStep(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0,
             finish, source, bounded)  # fmt: skip

@@ -98,7 +98,7 @@ def profile_another(
         points += profile_draft(timer, config.speculation.k_max, (n,))
         yield
         if n in contexts:
-            contexts[n] = (contexts[n][0], _of_a_token(timer, n))
+            contexts[n] = (contexts[n][0], _seconds_per_token(timer, n))
             yield
     window = timer.window
     return replace(known, draft=points, token_seconds=contexts, draft_window=window)
@@ -137,12 +137,13 @@ def profile_contexts(
     if longest <= LONG_CONTEXT:
         return {}
     sizes = [n for n in times_four(1, most) if targets.fits(n, 1, LONG_CONTEXT)]
-    return {n: (_of_a_token(targets, n), _of_a_token(drafts, n) if drafts else 0.0) for n in sizes}
+    return {n: (_seconds_per_token(targets, n), _seconds_per_token(drafts, n)) for n in sizes}
 
 
-def _of_a_token(timer: ForwardTimer, sequences: int) -> float:
-    contexts = (CONTEXT, LONG_CONTEXT)
-    short, long = timer.seconds([(sequences, 1)] * 2, contexts=contexts)
+def _seconds_per_token(timer: ForwardTimer | None, sequences: int) -> float:
+    if timer is None:
+        return 0.0
+    short, long = timer.seconds([(sequences, 1)] * 2, contexts=(CONTEXT, LONG_CONTEXT))
     seen = min(LONG_CONTEXT, timer.window) - CONTEXT
     return max(long - short, 0.0) / (sequences * seen) if seen > 0 else 0.0
 
@@ -158,7 +159,7 @@ class ForwardTimer:
         vocab = min(each.model.vocab_size for each in (runner, draft) if each is not None)
         self._tokens = cycle(Random(0).sample(range(vocab), min(vocab, _TOKENS)))
         self.window = inf if runner.window is None else float(runner.window.tokens)
-        self._sweeps = False  # whether a forward evicts all that the caches held
+        self._evicts_caches = False  # whether a forward evicts all that the caches held
 
     def chains(self, sequences: int, steps: int) -> bool:
         """Whether a proposal of this many steps is one call."""
@@ -193,13 +194,13 @@ class ForwardTimer:
         for size in counted("timing forwards", planned):
             if LEAST_TURNS * (time.perf_counter() - began) > budget:
                 break
-            times_of.append([self._once(size)])
+            times_of.append([self._time_once(size)])
         for turn in range(1, TURNS):
             if turn >= LEAST_TURNS and time.perf_counter() - began > TURNS_SECONDS:
                 break
             order = range(len(times_of))
             for i in reversed(order) if turn % 2 else order:
-                times_of[i].append(self._once(planned[i]))
+                times_of[i].append(self._time_once(planned[i]))
         return [median_low(times) for times in times_of]
 
     def prompt(self, rows: int, context: int) -> float:
@@ -207,7 +208,7 @@ class ForwardTimer:
         lower median, with no draft's forwards before it."""
         (segment,) = self._batch((1, rows, context))
         batch = [segment._replace(num_logits=1)]
-        return median_low([_timed(self._runner, batch) for _ in range(TURNS)])
+        return median_low([_forward_seconds(self._runner, batch) for _ in range(TURNS)])
 
     def chained(self, sequences: int, steps: int) -> float:
         """Return the seconds of one step in chains of `steps` steps."""
@@ -217,7 +218,7 @@ class ForwardTimer:
         plains = [(plain_of(params), None)] * sequences
         seq = Sequence("", params, [0], 1)
         on_host = runner.draws_chains(sequences)
-        _read(runner)  # discard the seconds of `forward` above
+        _device_seconds(runner)  # discard the seconds of `forward` above
 
         def timed(count: int) -> float:
             steps = [count] * sequences
@@ -228,7 +229,7 @@ class ForwardTimer:
                 fields = fields_of([seq] * sequences, LogitsProcessor(()), runner.vocab_size)
                 table = plan_of(rows, fields, shape_of(rows, fields)).table
                 runner.unseen_chain(output, starts, steps=steps, table=table)
-            return _read(runner)
+            return _device_seconds(runner)
 
         turns = [(timed(1), timed(steps)) for _ in range(1 + TURNS)][1:]
         short, long = (median_low(times) for times in zip(*turns, strict=True))
@@ -242,31 +243,31 @@ class ForwardTimer:
         """Run the first size until its time settles: old data leaves the CPU caches slowly."""
         before = inf
         for _ in range(TURNS):
-            seconds = self._timed(self._batch(size))
-            if self._sweeps or seconds > _SETTLED * before:
+            seconds = self._time(self._batch(size))
+            if self._evicts_caches or seconds > _SETTLED * before:
                 break
             before = seconds
 
-    def _once(self, size: _Size) -> float:
+    def _time_once(self, size: _Size) -> float:
         batch, (_, rows, _) = self._batch(size), size
-        if not self._sweeps and rows == 1:
-            self._run_alike(size)
-        elif not self._sweeps and self._draft is not None:
+        if not self._evicts_caches and rows == 1:
+            self._repeat(size)
+        elif not self._evicts_caches and self._draft is not None:
             for row in range(rows - 1):
-                _timed(self._draft, [_row(segment, row) for segment in batch])
-        return self._timed(batch)
+                _forward_seconds(self._draft, [_row(segment, row) for segment in batch])
+        return self._time(batch)
 
-    def _run_alike(self, size: _Size) -> None:
+    def _repeat(self, size: _Size) -> None:
         began = time.perf_counter()
         for _ in range(ALIKE):
-            _timed(self._runner, self._batch(size))
+            _forward_seconds(self._runner, self._batch(size))
             if time.perf_counter() - began > _ALIKE_SECONDS:
                 break
 
-    def _timed(self, batch: list[Segment]) -> float:
+    def _time(self, batch: list[Segment]) -> float:
         began = time.perf_counter()
-        seconds = _timed(self._runner, batch)
-        self._sweeps = time.perf_counter() - began > SWEEPS_SECONDS
+        seconds = _forward_seconds(self._runner, batch)
+        self._evicts_caches = time.perf_counter() - began > SWEEPS_SECONDS
         return seconds
 
     def _blocks_each(self, rows: int, context: int) -> int:
@@ -291,12 +292,12 @@ def _row(segment: Segment, at: int) -> Segment:
     return Segment(segment.tokens[at : at + 1], segment.start + at, segment.blocks, 1)
 
 
-def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
+def _forward_seconds(runner: ModelRunner, batch: list[Segment]) -> float:
     runner.forward(batch)
-    return _read(runner)
+    return _device_seconds(runner)
 
 
-def _read(runner: ModelRunner) -> float:
+def _device_seconds(runner: ModelRunner) -> float:
     """Return the runner's seconds. Call at once: a device adds unread ones to the next reading."""
     runner.wait()
     return runner.seconds

@@ -62,7 +62,7 @@ def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
     return (*(name for name in speculation.companions if name not in excluded | {main}), main)
 
 
-def report(item: Sampled) -> Output:
+def output_of(item: Sampled) -> Output:
     """Return the Output of a step; the first one of a sequence has facts about its prompt, too."""
     seq, proposal = item.chunk.seq, item.proposal
     with_sources = seq.params.provenance or seq.params.prediction or proposal.forced
@@ -96,7 +96,7 @@ def _sources(item: Sampled) -> list[tuple[str, int]]:
     return [(name, len(list(run))) for name, run in groupby(names)]
 
 
-def ending(seq: Sequence, finish: FinishReason, stop_token: int | None = None) -> Output:
+def final_output(seq: Sequence, finish: FinishReason, stop_token: int | None = None) -> Output:
     return Output(
         id=seq.id,
         finish=finish,
@@ -108,7 +108,7 @@ def ending(seq: Sequence, finish: FinishReason, stop_token: int | None = None) -
     )
 
 
-def resumed_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
+def resumed_output(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
     """Return the final Output of a resumed sequence if it is complete; None if it continues."""
     reply = seq.tokens[seq.num_prompt :]
     size, finish, stop_token = acceptor.cut(seq, reply)
@@ -117,4 +117,4 @@ def resumed_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | Non
         return Output(id=seq.id, finish="error", error=message, bad_request=True)
     if finish is None and room > 0:
         return None
-    return ending(seq, finish or "length", stop_token)
+    return final_output(seq, finish or "length", stop_token)

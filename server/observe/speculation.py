@@ -116,13 +116,13 @@ class Gain:
         for name, (proposed, accepted) in step.by_proposer.items():
             sums["proposed", name] += proposed
             sums["accepted", name] += accepted
-        for word, at, behind in (
+        for word, at, by_context in (
             ("proposed", step.proposed_at, step.proposed_behind),
             ("accepted", step.accepted_at, step.accepted_behind),
         ):
             for position, count in enumerate(at):
                 sums[word, position] += count
-            for context, count in zip(CONTEXTS, behind, strict=False):
+            for context, count in zip(CONTEXTS, by_context, strict=False):
                 sums[word, context] += count
 
     @property

@@ -43,8 +43,8 @@ def make_traces(
             raise ConfigError(f"server.otlp_endpoint = {endpoint}: {message}") from None
         logger.warning(message)
         return None
-    own = {"service.name": NAME, "service.version": version(NAME)}
-    resource = Resource.create({**own, **OTELResourceDetector().detect().attributes})
+    service = {"service.name": NAME, "service.version": version(NAME)}
+    resource = Resource.create({**service, **OTELResourceDetector().detect().attributes})
     provider = TracerProvider(resource=resource)  # sends pending spans when Python exits
     url = None if endpoint is None else endpoint.rstrip("/") + "/v1/traces"
     bounded = any(name.startswith("OTEL_EXPORTER") and "TIMEOUT" in name for name in environment)

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
 RETRY_SECONDS = 0.5  # between attempts to continue, while replicas refuse temporarily
-PLAIN = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
-         "root_path", "headers", "client", "server")  # scope keys to forward  # fmt: skip
+FORWARDED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
+             "root_path", "headers", "client", "server")  # keys of a scope  # fmt: skip
 _FOR_THE_MOMENT = (429, 503)
 # Last events of streams without [DONE].
 ENDS = (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
@@ -99,8 +99,8 @@ class Ingress:
                 response = Response(merged(await self._metrics()), media_type=CONTENT_TYPE)
                 return await response(scope, receive, send)
             body = await read_body(http, self._max_body_bytes)
-            plain = {name: scope[name] for name in PLAIN if name in scope}
-            answer = _Answer(self._ask, Forwarded(plain, body), send, self._seconds)
+            forwarded = {name: scope[name] for name in FORWARDED if name in scope}
+            answer = _Answer(self._ask, Forwarded(forwarded, body), send, self._seconds)
             await _unless_disconnected(answer.run(), answer.ping(self._ping_seconds), receive)
         except ClientGone:
             pass

@@ -130,8 +130,8 @@ class ThinkingSplitter:
         return parts
 
     def _may_open(self, mark: str) -> bool:
-        begun = self._held.lstrip()[: len(mark)]
-        return mark.startswith(begun)
+        start = self._held.lstrip()[: len(mark)]
+        return mark.startswith(start)
 
     def _take(self, size: int, parts: list[tuple[str, bool]]) -> None:
         if size:

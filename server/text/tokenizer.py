@@ -178,14 +178,14 @@ class Tokenizer:
         return [piece for piece in (*pieces, text[start:]) if piece != ""]
 
     @cached_property
-    def _plain(self) -> Any:
+    def _without_special(self) -> Any:
         """A second backend that treats no text as special: this is a setting, not an argument."""
-        plain = type(self._backend).from_str(self._backend.to_str())
-        plain.encode_special_tokens = True
-        return plain
+        backend = type(self._backend).from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
 
     def _encode_plain(self, text: str) -> list[int]:
-        [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)
+        [encoding] = self._without_special.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -344,8 +344,8 @@ def call_grammar(
     between = json.dumps(form.between) if form.between else ""
     many &= form.between is not None
     repeated = many and not form.together
-    calls = f"{opening}behind" + (f" ({between} {opening}behind)*" if repeated else "")
-    rules = [_behind(format, between, many=many), *_call_rules(format, functions)]
+    calls = f"{opening}body" + (f" ({between} {opening}body)*" if repeated else "")
+    rules = [_body(format, between, many=many), *_call_rules(format, functions)]
     before = _lexemes(form.before_content, format.markers)
     before = f"{before} " if before else ""
     if required:
@@ -367,16 +367,16 @@ def _text_or(
         return f"{before}TEXT | {calls}", [f"TEXT: /{ANY}/"]
     if format.opening is None:  # only a reply that begins with a call is one
         return f"TEXT | {calls}", [f"TEXT: /{ANY}/ & ~/[ \\t\\r\\n]*\\{{{ANY}/"]
-    start = "(text_marker behind)* TEXT" if repeated else "TEXT | text_marker behind"
+    start = "(text_marker body)* TEXT" if repeated else "TEXT | text_marker body"
     return start, text_up_to(format.opening)
 
 
-def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
-    """Return the rule `behind`: what follows an opening marker, one call or all of them."""
+def _body(format: ToolFormat, between: str, *, many: bool) -> str:
+    """Return the rule `body`: what follows an opening marker, one call or all of them."""
     more = f" ({between} call)*" if many and format.form.together else ""
     first, last = (_lexemes(text, format.markers) for text in (format.first, format.last))
     closing = "" if format.closing is None else format.closing.symbol
-    return f"behind: {' '.join(filter(None, (first, f'call{more}', last, closing)))}"
+    return f"body: {' '.join(filter(None, (first, f'call{more}', last, closing)))}"
 
 
 def _call_rules(format: ToolFormat, functions: Sequence[tuple[str, Schema]]) -> list[str]:

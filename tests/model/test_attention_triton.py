@@ -35,7 +35,7 @@ from engine.attention.triton import (  # noqa: E402
     DECODES,
     MOST_NODES,
     PROMPTS,
-    Listed,
+    HostTables,
     TritonBackend,
 )
 from engine.attention.triton_kernels import Splitting  # noqa: E402
@@ -158,7 +158,7 @@ def test_a_tree_of_more_rows_than_a_tile(window: int, interpreted: Run) -> None:
     """Law: all pieces of a tree see its first nodes, through bits in both halves of a mask; a
     node's position is its depth."""
     spans = [Span(0, 43, 20, [3, 1, 8, 9], BROAD)]
-    assert len(Listed(spans, 16).pieces) == 1 + 40 // Splitting().rows
+    assert len(HostTables(spans, 16).pieces) == 1 + 40 // Splitting().rows
     interpreted(compare, Setting(), spans, Variation(window=window))
 
 
@@ -261,9 +261,9 @@ def test_a_graph_bounds_the_pages() -> None:
 
 def test_a_tree_has_no_more_nodes_than_a_mask_has_bits() -> None:
     most = ancestors_of([-1] * MOST_NODES)
-    assert len(Listed([Span(0, MOST_NODES, 0, range(9), most)], 16).rows) == MOST_NODES
+    assert len(HostTables([Span(0, MOST_NODES, 0, range(9), most)], 16).rows) == MOST_NODES
     with pytest.raises(AssertionError):
-        Listed([Span(0, MOST_NODES + 1, 0, range(9), [*most, ()])], 16)
+        HostTables([Span(0, MOST_NODES + 1, 0, range(9), [*most, ()])], 16)
 
 
 def check_poison() -> None:
@@ -318,7 +318,7 @@ def test_a_row_has_the_same_bits_in_any_batch(interpreted: Run) -> None:
 def test_masks_say_what_is_visible() -> None:
     """Law: the visible keys are those before a piece's root and those of its mask bits."""
     spans = [*SPANS, Span(21, 43, 20, [3, 1, 8, 9], BROAD), Span(64, 20, 7, [3, 1])]
-    listed = Listed(spans, 16)
+    listed = HostTables(spans, 16)
     seen: dict[int, list[bool]] = {}
     for first, count, end, root, origin, *_ in listed.pieces.tolist():
         for row in range(first, first + count):

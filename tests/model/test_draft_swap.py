@@ -206,7 +206,7 @@ def test_an_equal_draft_is_kept(pair: Pair, same: str, config: EngineConfig) -> 
     next_swap(engine)
     end = next_swap(engine, ("kept", "taken_back"))
     assert (end.outcome, end.running) == ("kept", same)
-    assert engine._swap._before is None
+    assert engine._swap._previous is None
 
 
 def test_catching_up_stays_within_a_step(pair: Pair, same: str) -> None:
@@ -222,7 +222,7 @@ def test_catching_up_stays_within_a_step(pair: Pair, same: str) -> None:
     engine._swap._next_comparison = float("inf")
     with patch.object(threading, "Thread", AtOnce):
         engine.swap_draft(same)
-    while not engine._swap._before:
+    while not engine._swap._previous:
         engine.step()
     engine._swap._next_comparison = float("inf")
     rows = [engine._proposer.catch_up_rows]

@@ -99,7 +99,7 @@ def test_predictions_match_measurements(mixture: Runners) -> None:
     for batch in range(1, CROWD + 1):
         expected = costs.by_rows(batch, batch * (K_MAX + 1))
         for each in range(1, K_MAX + 2):
-            took = [timer._timed(timer._batch((batch, each, 64))) for _ in range(4)]
+            took = [timer._time(timer._batch((batch, each, 64))) for _ in range(4)]
             errors.append(abs(float(expected[batch * each]) / median_low(took) - 1))
     assert median(errors) < 0.1
     assert np.quantile(errors, 0.9) < 0.25

@@ -390,7 +390,7 @@ def check_other_cache() -> None:
     torch.testing.assert_close(*found, rtol=0, atol=3e-2)  # keys are rounded in another place
 
 
-def test_a_cache_of_another_dtype_is_written_by_attention(interpreted: Run) -> None:
+def test_a_cache_of_another_dtype_is_generated_attention(interpreted: Run) -> None:
     """Law: the fused rotary kernel never writes to a cache of another dtype than the model's."""
     interpreted(check_other_cache)
 

@@ -107,7 +107,7 @@ def test_a_successor_knows_the_target_and_nothing_of_the_draft_tokens() -> None:
     assert set(play(modes, world, 20).ks) != {0}
 
 
-def test_there_are_no_draft_tokens_while_a_draft_is_put_in_place() -> None:
+def test_there_are_no_draft_tokens_while_a_draft_is_install() -> None:
     """Law: K is 0 meanwhile, and the controller learns nothing from these steps."""
     world = World(alpha=0.8, informed=0.5)
     modes = Modes(learnt(world))
