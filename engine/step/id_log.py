@@ -7,7 +7,6 @@ and its size is limited.
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from mmap import ACCESS_READ, mmap
@@ -19,8 +18,7 @@ import msgspec
 from engine.config import SpeculationConfig
 from engine.errors import TraceError
 from engine.scheduling.sequence import Sequence
-
-logger = logging.getLogger(__name__)
+from engine.step.bounded_log import BoundedLog
 
 Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 
@@ -34,55 +32,44 @@ def _header(vocab_size: int) -> bytes:
     return b'{"format":"foredraft ids","version":1,"vocab_size":%d}\n' % vocab_size
 
 
-class IdLog:
-    """Appends each line at once. Stops for good at `max_bytes` or when the file cannot be written,
-    with one warning in the log. The constructor raises TraceError."""
+class IdLog(BoundedLog):
+    """A log that may exist already. The constructor raises TraceError."""
 
     def __init__(self, path: str, vocab_size: int, *, max_bytes: int) -> None:
-        self._path, header = path, _header(vocab_size)
+        header = _header(vocab_size)
         try:
-            name = os.path.expanduser(path)
-            self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            size = self._prepare(header)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            file = os.open(os.path.expanduser(path), flags, 0o600)
+            size = _prepare(file, path, header)
         except OSError as error:
             raise TraceError(f"ids cannot be recorded in {path!r}: {error.strerror}") from None
-        self._left: int = max_bytes - size
+        super().__init__(file, path, "ids of finished requests", max_bytes - size)
         if not size:
-            self._write(header)
-        logger.info("recording the ids of finished requests in %s", path)
-
-    def _prepare(self, header: bytes) -> int:
-        """Restrict the file to its owner, remove an incomplete last line, return its size. Reads
-        only the two ends of the file, however large it is. Raises OSError and TraceError."""
-        status = os.fstat(self._file)
-        if not stat.S_ISREG(status.st_mode):
-            raise TraceError(f"ids cannot be recorded in {self._path!r}: it is not a regular file")
-        whole = 0
-        if status.st_size:
-            with mmap(self._file, 0, access=ACCESS_READ) as data:
-                if data[: len(header)] != header:
-                    what = "is not a log of this target's ids; it is left unchanged"
-                    raise TraceError(f"{self._path!r} {what}")
-                whole = data.rfind(b"\n") + 1
-        os.fchmod(self._file, 0o600)
-        os.ftruncate(self._file, whole)
-        return whole
+            self.append(header)
 
     def write(self, seq: Sequence) -> None:
         """Log one finished request, unless it was aborted, failed or generated nothing."""
         prompt, reply = seq.tokens[: seq.num_prompt], seq.tokens[seq.num_prompt :]
-        if reply and seq.finish in ("stop", "length") and self._left > 0:
-            self._write(msgspec.json.encode(Finished(prompt, reply)) + b"\n")
+        if reply and seq.finish in ("stop", "length") and not self.ended:
+            self.append(msgspec.json.encode(Finished(prompt, reply)) + b"\n")
 
-    def _write(self, line: bytes) -> None:
-        why = "it has reached its size limit" if len(line) > self._left else ""
-        try:
-            self._left -= len(line) if why else os.write(self._file, line)
-        except OSError as error:
-            why = f"it cannot be written ({error.strerror})"
-        if why:
-            self._left = 0
-            logger.warning("no more ids are recorded in %s: %s", self._path, why)
+
+def _prepare(file: int, path: str, header: bytes) -> int:
+    """Restrict the file to its owner, remove an incomplete last line, return its size. Reads only
+    the two ends of the file, however large it is. Raises OSError and TraceError."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise TraceError(f"ids cannot be recorded in {path!r}: it is not a regular file")
+    whole = 0
+    if status.st_size:
+        with mmap(file, 0, access=ACCESS_READ) as data:
+            if data[: len(header)] != header:
+                what = "is not a log of this target's ids; it is left unchanged"
+                raise TraceError(f"{path!r} {what}")
+            whole = data.rfind(b"\n") + 1
+    os.fchmod(file, 0o600)
+    os.ftruncate(file, whole)
+    return whole
 
 
 def open_id_log(config: SpeculationConfig, vocab_size: int) -> IdLog | None:

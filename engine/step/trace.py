@@ -8,7 +8,6 @@ this version only.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,15 +23,13 @@ from engine.control.profile import Profile
 from engine.errors import TraceError
 from engine.messages import Ready
 from engine.scheduling.step_record import Depth, Seconds, SequenceStep, StepRecord
-
-logger = logging.getLogger(__name__)
+from engine.step.bounded_log import BoundedLog
 
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # rows or sequences
 Times = list[tuple[Size, Seconds]]
 
 FORMAT, VERSION = "foredraft trace", 2
 _LONGEST = 1e6  # maximum host seconds of a step
-_FLUSH_BYTES = 1 << 16
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,53 +70,17 @@ class Trace:
     steps: list[StepRecord]
 
 
-class Writer:
-    """Appends to a new file; if the name is taken, to the next free numbered one. Stops for good at
-    `max_bytes` or when the file cannot be written, with one warning in the log. The constructor
-    raises TraceError."""
+class Writer(BoundedLog):
+    """Writes a new file; if the name is taken, the next free numbered one. Raises TraceError."""
 
     def __init__(self, path: str, header: Header, *, max_bytes: int) -> None:
-        self.path = _create(Path(path))
-        self._left = max_bytes
-        self._pending = bytearray()
-        self.ended = ""  # why it stopped writing
-        self._add(_line(header))
-        self.flush()
+        file, name = _create(Path(path))
+        super().__init__(file, name, "steps", max_bytes)
+        self.append(_line(header))
 
     def write(self, record: StepRecord) -> None:
-        """Add one step. It is on disk at the latest when no sequence is left."""
-        if self.ended:
-            return
-        line = _line(record)
-        if len(line) + 1 > self._left:
-            self.close("it has reached its size limit")
-        else:
-            self._add(line)
-            idle = not record.num_waiting and all(part.finish for part in record.parts)
-            if idle or len(self._pending) >= _FLUSH_BYTES:
-                self.flush()
-        if self.ended:
-            logger.warning("no more steps are recorded in %s: %s", self.path, self.ended)
-
-    def flush(self) -> None:
-        """Write pending lines to the file."""
-        try:
-            with self.path.open("ab") as file:
-                file.write(self._pending)
-        except OSError as error:
-            self.ended = f"it cannot be written ({error.strerror})"
-        self._pending.clear()
-
-    def close(self, why: str = "it was closed") -> None:
-        """Flush, and write nothing from now on."""
         if not self.ended:
-            self.flush()
-            self.ended = self.ended or why
-
-    def _add(self, line: bytes) -> None:
-        self._pending += line
-        self._pending += b"\n"
-        self._left -= len(line) + 1
+            self.append(_line(record))
 
 
 def open_trace(
@@ -143,13 +104,11 @@ def open_trace(
         batch_profiles={n: list(points) for n, points in measured.batches.items()},
         padded=tuple(measured.padded),
     )
-    writer = Writer(speculation.trace, header, max_bytes=int(speculation.trace_mib * (1 << 20)))
-    logger.info("recording steps in %s", writer.path)
-    return writer
+    return Writer(speculation.trace, header, max_bytes=int(speculation.trace_mib * (1 << 20)))
 
 
 def _line(value: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(_short(msgspec.to_builtins(value)))
+    return msgspec.json.encode(_short(msgspec.to_builtins(value))) + b"\n"
 
 
 def _short(value: Any) -> Any:
@@ -161,14 +120,13 @@ def _short(value: Any) -> Any:
     return [_short(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _create(path: Path) -> Path:
-    """Create an empty file with that name, or with the next free numbered one."""
+def _create(path: Path) -> tuple[int, str]:
+    """Create a file with that name, or with the next free numbered one; return it and its name."""
     number = 1
     while True:
         name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
         try:
-            name.open("xb").close()
-            return name
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), os.fspath(name)
         except FileExistsError:
             number += 1
         except OSError as error:

@@ -97,7 +97,6 @@ def write(path: Path, trace: Trace) -> Path:
     writer = Writer(str(path), trace.header, max_bytes=1 << 30)
     for step in trace.steps:
         writer.write(step)
-    writer.close()
     return path
 
 
@@ -116,8 +115,7 @@ def test_a_trace_of_leaves_beside_a_chain_is_read(tmp_path: Path) -> None:
 
 def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("mine")
-    writer = Writer(str(tmp_path / "t.jsonl"), HEADER, max_bytes=1 << 20)
-    writer.close()
+    Writer(str(tmp_path / "t.jsonl"), HEADER, max_bytes=1 << 20)
     assert (tmp_path / "t.jsonl").read_text() == "mine"
     assert read_trace(tmp_path / "t.2.jsonl").header == HEADER
 
