@@ -37,7 +37,7 @@ def choose_attention(
     bits must not depend on other rows. Raises ConfigError if `requested` cannot serve the model."""
 
     def obstacle(name: AttentionName) -> str | None:
-        reason = without_fp8(name, device) if in_fp8 else None
+        reason = fp8_obstacle(name, device) if in_fp8 else None
         return reason or _obstacle(name, device, dtype, layers)
 
     if batch_invariant:
@@ -89,13 +89,13 @@ def _obstacle(
 ) -> str | None:
     """Why this backend cannot serve the model on this device, or None."""
     if name == "flashinfer":
-        return without_flashinfer(device, dtype, layers)
+        return flashinfer_obstacle(device, dtype, layers)
     if name == "triton":
-        return without_triton(device, layers)
-    return _without_compiled(device, dtype, layers) if name == "compiled" else None
+        return triton_obstacle(device, layers)
+    return _compiled_obstacle(device, dtype, layers) if name == "compiled" else None
 
 
-def _without_compiled(
+def _compiled_obstacle(
     device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
 ) -> str | None:
     if device.type != "cpu":
@@ -109,7 +109,7 @@ def _without_compiled(
     )
 
 
-def without_flashinfer(
+def flashinfer_obstacle(
     device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
 ) -> str | None:
     """Why FlashInfer cannot serve these layers, or None."""
@@ -127,7 +127,7 @@ def without_flashinfer(
     return None
 
 
-def without_fp8(name: AttentionName, device: torch.device) -> str | None:
+def fp8_obstacle(name: AttentionName, device: torch.device) -> str | None:
     """Why this backend cannot read an FP8 KV cache, or None."""
     if name not in ("sdpa", "triton"):
         return "cache.dtype is 'fp8', which only 'triton' and 'sdpa' support"
@@ -137,7 +137,7 @@ def without_fp8(name: AttentionName, device: torch.device) -> str | None:
     return None
 
 
-def without_triton(device: torch.device, layers: Sequence[LayerShape]) -> str | None:
+def triton_obstacle(device: torch.device, layers: Sequence[LayerShape]) -> str | None:
     """Why our Triton kernel cannot serve these layers, or None."""
     if device.type != "cuda":
         return f"the device is {device.type}"

@@ -37,7 +37,7 @@ from engine.model.precision import is_quantized, named_dtype, pick_dtype, placem
 from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
 from engine.model.rope import keep_frequencies
 from engine.progress import report
-from engine.sampling.triton_draws import available
+from engine.sampling.triton_draws import has_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class _Source:
         """Return a CPU's weights for compiled code; on CUDA the model itself holds them."""
         if self.quantization == "none":
             return None
-        if available(self.device):
+        if has_kernels(self.device):
             from engine.model.fused_layers import quantize_layers
 
             quantize_layers(model, self.device, self.quantization)
@@ -138,7 +138,7 @@ class _Source:
         """Why our code does not run the model with quantized weights, or None."""
         if stored := stored_in(config):
             return f"it is stored in {stored} already: set its quantization to 'none'"
-        if available(self.device):
+        if has_kernels(self.device):
             from engine.model.fused_layers import obstacle_to_quantization
 
             return obstacle_to_quantization(config, dtype)
@@ -202,7 +202,7 @@ def _fastest(
 ) -> LoadedModel:
     """Return the model with faster code of ours, if there is some that passes the same check."""
     model = loaded.model
-    if available(loaded.device):
+    if has_kernels(loaded.device):
         found = _with_kernels(loaded, expected)
         if int8 is not None and found is loaded:
             raise _refusal(loaded, "its fused layers fail")
@@ -236,7 +236,7 @@ def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
 def _batch_invariant(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:
     """Return the model with batch-invariant layers and products. Raises ModelError."""
     refused = f"{name} cannot be served with target.batch_invariant"
-    if not available(loaded.device) or is_quantized(loaded.model):
+    if not has_kernels(loaded.device) or is_quantized(loaded.model):
         raise ModelError(f"{refused}: it needs a GPU that Triton supports, and a plain checkpoint")
     from engine.model.fused_layers import fused_layers, make_batch_invariant
 

@@ -34,7 +34,7 @@ from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 from engine.sampling.row_params import flatten
 from engine.sampling.token_counts import CountSlots
-from engine.sampling.triton_draws import available
+from engine.sampling.triton_draws import has_kernels
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import HiddenRows, Segment, Start, Window
 
@@ -222,7 +222,7 @@ class ModelRunner:
         given = (self._call, kv, graphs.recorder, self._logits)
         if model.role == "draft":
             chains = ChainGraphs(*given)
-        elif model.device.type == "cpu" or available(model.device):
+        elif model.device.type == "cpu" or has_kernels(model.device):
             words = token_words_of(model.vocab_size, model.device)
         return ForwardGraphs(*given, graphs.most_rows, words), chains
 

@@ -45,7 +45,7 @@ from engine.sampling.row_params import (
     unflatten,
 )
 from engine.sampling.token_counts import CountSlots, TokenCounts, adjusted
-from engine.sampling.triton_draws import available, draw, draw_likeliest
+from engine.sampling.triton_draws import draw, draw_likeliest, has_kernels
 from engine.scheduling.sequence import Sequence
 
 
@@ -314,7 +314,7 @@ def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, num_ranked:
 def _ranks(logits: Tensor, num_ranked: int) -> bool:
     """Whether `draw_likeliest` ranks at least `num_ranked` ids; it then ranks MOST, whatever
     `num_ranked`."""
-    return num_ranked <= MOST and available(logits.device)
+    return num_ranked <= MOST and has_kernels(logits.device)
 
 
 def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
@@ -322,7 +322,7 @@ def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     margins and second-best tokens. `words`: token_words_of the vocabulary, on the device of the
     logits."""
     scales, has_noise, low, high, *_ = params
-    if available(logits.device):
+    if has_kernels(logits.device):
         return draw(logits, scales, low, high, has_noise)
     noise = gumbel_of(hashed(words, low.int(), high.int())).where(has_noise > 0, 0.0)
     return stacked(*best_and_margin(logits.float() * scales.float() + noise))

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.messages import TokenLogprobs
 from engine.sampling import triton_draws
 from engine.sampling.filters import ranked
-from engine.sampling.triton_draws import MOST_RANKED, available
+from engine.sampling.triton_draws import MOST_RANKED, has_kernels
 
 ELEMENTS_AT_ONCE = 2**24  # of logits ranked at once, to bound the memory
 
@@ -38,7 +38,7 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     (any type; below 0 counts as 0) at its row of `logits` (`rows` int64) log-probability and rank,
     then the row's `count` most likely ids, and their log-probabilities."""
     piece, count = max(ELEMENTS_AT_ONCE // logits.shape[1], 1), min(count, logits.shape[1])
-    if count <= MOST_RANKED and available(logits.device):
+    if count <= MOST_RANKED and has_kernels(logits.device):
         return triton_draws.scores(logits, rows, tokens.double(), count)  # one kernel for all
     pieces = zip(torch.split(rows, piece), torch.split(tokens, piece), strict=True)
     scored = [

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.sampling.noise import Numbers
 from engine.sampling.plain import ENDS, GENERATED, PROMPT
-from engine.sampling.triton_draws import adjust, available
+from engine.sampling.triton_draws import adjust, has_kernels
 from engine.scheduling.sequence import Sequence
 
 Counts = tuple[Tensor, Tensor]  # TokenCounts.seen and biases, or some slots of them
@@ -121,7 +121,7 @@ def adjusted(logits: Tensor, tables: Counts, fields: Tensor, ids: Tensor, most: 
     """Return float32 `[rows, vocab]` logits after logit_bias, min_tokens and penalties, in that
     order. `fields` `[rows, Adjustments]`; the draft tokens before a row, at most `most` of `ids`
     (int64), count as generated. A row with slot 0 stays unchanged."""
-    if available(logits.device):
+    if has_kernels(logits.device):
         return adjust(logits, *tables, fields, ids)
     slots, first, depths, early, repetition, frequency, presence = torch.split(fields, 1, dim=1)
     seen, biases = (each.index_select(0, slots[:, 0].long()) for each in tables)

@@ -19,7 +19,7 @@ _LEAST_CAPABILITY = (8, 0)  # least CUDA compute capability
 
 
 @cache
-def available(device: torch.device) -> bool:
+def has_kernels(device: torch.device) -> bool:
     """Whether these kernels support the device. Triton comes with torch for CUDA."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False

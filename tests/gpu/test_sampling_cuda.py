@@ -15,7 +15,7 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import NOT_FINITE, Rows
-from engine.sampling.triton_draws import available, draw
+from engine.sampling.triton_draws import draw, has_kernels
 from engine.scheduling.sequence import Sequence
 from tests.support.cuda import ON_CUDA
 from tests.support.row_noise import Key, gumbel, key_columns
@@ -98,7 +98,7 @@ def test_the_two_launch_draw_equals_torch(vocab: int) -> None:
     scales = torch.linspace(0.5, 2, 16, device="cuda")[:, None]
     noise = gumbel_of(hashed(token_words_of(vocab, "cuda"), low, high)).where(has_noise, 0.0)
     tokens, margins, second_best = best_and_margin(logits * scales + noise)
-    assert available(logits.device)
+    assert has_kernels(logits.device)
     recorded = CudaRecorder(logits.device).record(
         lambda: draw(logits, scales, low, high, has_noise)
     )

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
-from engine.model.attention_choice import choose_attention, without_flashinfer
+from engine.model.attention_choice import choose_attention, flashinfer_obstacle
 from engine.model.chain_graphs import KINDS, MOST_SEQUENCES
 from engine.model.kv_cache import Plane
 from engine.model.memory import table_bytes
@@ -232,8 +232,8 @@ def test_flashinfer_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: on CUDA, unsupported settings are refused before its kernels are called."""
     cuda, wide = torch.device("cuda"), [LayerShape(0, 2, 128, 128)]
     monkeypatch.setattr("engine.model.attention_choice.find_spec", lambda name: None)
-    assert "not installed" in str(without_flashinfer(cuda, torch.bfloat16, wide))
+    assert "not installed" in str(flashinfer_obstacle(cuda, torch.bfloat16, wide))
     monkeypatch.setattr("engine.model.attention_choice.find_spec", lambda name: object())
-    assert without_flashinfer(cuda, torch.bfloat16, wide) is None
-    assert "heads of 64" in str(without_flashinfer(cuda, torch.bfloat16, LAYER))
-    assert "float16 and bfloat16" in str(without_flashinfer(cuda, torch.float32, wide))
+    assert flashinfer_obstacle(cuda, torch.bfloat16, wide) is None
+    assert "heads of 64" in str(flashinfer_obstacle(cuda, torch.bfloat16, LAYER))
+    assert "float16 and bfloat16" in str(flashinfer_obstacle(cuda, torch.float32, wide))

@@ -135,7 +135,7 @@ def test_backends_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         choose("triton", "cuda")
     assert choose("auto", "cuda") == "sdpa"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(attention_choice, "without_triton", lambda device, layers: "it is old")
+    monkeypatch.setattr(attention_choice, "triton_obstacle", lambda device, layers: "it is old")
     assert choose("auto", "cuda") == "sdpa"
 
 

@@ -195,7 +195,7 @@ def check_loader(folder: str) -> None:
     for sums, served in ((kernels.added, True), (wrong, False), (broken, False)):
         added = Mock(wraps=sums)
         with (
-            patch.object(loader, "available", lambda device: True),
+            patch.object(loader, "has_kernels", lambda device: True),
             patch.object(loader, "read_llama", lambda *_: None),
             patch.object(fused_layers_module, "added", added),
         ):
@@ -254,7 +254,7 @@ def check_quantized(kind: QuantizationName, served: str, *refused: str) -> None:
         )  # interpreted, Triton does not support bfloat16
 
     with (
-        patch.object(loader, "available", lambda device: True),
+        patch.object(loader, "has_kernels", lambda device: True),
         patch.object(loader, "read_llama", lambda *_: None),
     ):
         loaded = load(served)
@@ -333,7 +333,7 @@ def check_loading(served: str, refused: str) -> None:
             return super().__call__(rows) * 1.1
 
     with (
-        patch.object(loader, "available", lambda device: device == CPU),
+        patch.object(loader, "has_kernels", lambda device: device == CPU),
         patch.object(loader, "read_llama", lambda *_: None),
     ):
         models = [

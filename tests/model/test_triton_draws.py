@@ -20,7 +20,7 @@ from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import NOT_FINITE, UNDECIDED, Rows
 from engine.sampling.row_params import RowParams
 from engine.sampling.token_counts import adjusted as by_torch
-from engine.sampling.triton_draws import available
+from engine.sampling.triton_draws import has_kernels
 from engine.scheduling.sequence import Sequence
 from tests.support.interpreted_draws import (
     RANKED,
@@ -301,5 +301,5 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_cpu_draws_by_torch() -> None:
-    assert not available(torch.device("cpu"))
-    assert not available(torch.device("meta"))
+    assert not has_kernels(torch.device("cpu"))
+    assert not has_kernels(torch.device("meta"))

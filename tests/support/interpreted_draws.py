@@ -106,7 +106,7 @@ def drafted_fused(logits: Array, fused: bool) -> Array:
     draws = DeviceDraws(LogitsProcessor([0]), logits.shape[1], torch.device("cpu"))
     draw = Mock(wraps=triton_draws.draw)
     with (
-        patch.object(device_draws, "available", lambda device: fused),
+        patch.object(device_draws, "has_kernels", lambda device: fused),
         patch.object(device_draws, "draw", draw),
     ):
         rows = [Rows(seq, 2 * i, 2, 2) for i, seq in enumerate(seqs)]
