@@ -1,10 +1,10 @@
 """The caller's prediction of the whole reply (OpenAI's "prediction") as a proposer.
 
-Keeps a place in the prediction per sequence. Each committed token, whichever proposed it, advances
-the place or is a miss. After a miss, the prediction is searched for the end of the committed text:
-the longest match wins, the nearest of equally long ones, and a match of one token counts only near
-the lost place. So insertions, deletions and replacements cost a few tokens each. If nothing is
-found, one replaced token is assumed, once per miss.
+Keeps a position in the prediction per sequence. Each committed token, whichever proposed it,
+advances the position or is a miss. After a miss, the prediction is searched for the end of the
+committed text: the longest match wins, the nearest of equally long ones, and a match of one token
+counts only near the lost position. So insertions, deletions and replacements cost a few tokens
+each. If nothing is found, one replaced token is assumed, once per miss.
 
 Chances come from earlier results with the same evidence; they fall as this request's prediction
 looks less related to the reply (`evidence`). No torch, no model.
@@ -22,9 +22,9 @@ from engine.speculation.look_up import LookUp, LookUpState
 NAME = "prediction"
 
 _LONGEST = 16  # tokens of a suffix that are compared
-_CANDIDATES = 24  # places compared on either side of the lost one
+_CANDIDATES = 24  # indices compared on either side of the lost one
 _NEAR = 8  # largest distance of a one-token match (plus the tokens since the miss)
-_TRUSTED = 4  # matches after which a miss means a difference, not a wrong place
+_TRUSTED = 4  # matches after which a miss means a difference, not a wrong position
 
 _PRIORS = (0.95, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)  # by grade of evidence
 _BY_ACCIDENT = (0.1, 0.1, 0.05, 0.25, 1.0, 1.0, 1.0)  # by grade, if the prediction is unrelated
@@ -39,12 +39,12 @@ class PredictionProposer(LookUp):
 
 
 class _State(LookUpState):
-    """One sequence's place in its prediction."""
+    """One sequence's position in its prediction."""
 
     def __init__(self, prediction: Seq[int], shared: HitCounts) -> None:
         super().__init__(PredictionEvidence(shared, _BY_ACCIDENT), 0, START)
         self._tokens = prediction
-        self._places: dict[int, list[int]] = {}  # token -> indices after it; built when needed
+        self._indices_after: dict[int, list[int]] = {}  # by token; built when needed
         self._lost_at = 0  # the expected index where the texts diverged
         self._since = 0  # tokens since then
 
@@ -72,9 +72,9 @@ class _State(LookUpState):
                 return
         if at is not None and (self._run >= _TRUSTED or self._run == START):
             self._lost_at, self._since = at, 0
-        size, place = self._find(tokens, start, end)
+        size, index = self._find(tokens, start, end)
         if size:
-            self._at, self._run = place, size
+            self._at, self._run = index, size
         elif self._since == 0 and self._lost_at < len(self._tokens):
             self._at, self._run = self._lost_at + 1, ASSUMED
         else:
@@ -83,26 +83,26 @@ class _State(LookUpState):
     def _find(self, tokens: list[int], start: int, end: int) -> tuple[int, int]:
         """Return (size, index after it) of the longest suffix of the output that the prediction
         contains, the nearest of equals; (0, 0) if there is none."""
-        if not self._places:
-            for index, token in enumerate(self._tokens):
-                self._places.setdefault(token, []).append(index + 1)
-        places = self._places.get(tokens[end - 1], [])
-        middle = bisect_left(places, self._lost_at + 1)
+        if not self._indices_after:
+            for index, token in enumerate(self._tokens, start=1):
+                self._indices_after.setdefault(token, []).append(index)
+        candidates = self._indices_after.get(tokens[end - 1], [])
+        middle = bisect_left(candidates, self._lost_at + 1)
         best = (0, 0, 0)
-        for place in places[max(0, middle - _CANDIDATES) : middle + _CANDIDATES]:
-            size = self._common(tokens, start, end, place)
-            ahead = place - 1 - self._lost_at
+        for index in candidates[max(0, middle - _CANDIDATES) : middle + _CANDIDATES]:
+            size = self._common(tokens, start, end, index)
+            ahead = index - 1 - self._lost_at
             if size == 1 and not 0 <= ahead <= _NEAR + self._since:
                 continue
             # Backwards counts double: skipped text rarely comes back.
             distance = ahead if ahead >= 0 else -2 * ahead
-            best = max(best, (size, -distance, place))
+            best = max(best, (size, -distance, index))
         return best[0], best[2]
 
-    def _common(self, tokens: list[int], start: int, end: int, place: int) -> int:
-        """Return how many tokens before `place` equal those before `end`."""
-        most = min(_LONGEST, place, end - start)
+    def _common(self, tokens: list[int], start: int, end: int, index: int) -> int:
+        """Return how many tokens before `index` equal those before `end`."""
+        most = min(_LONGEST, index, end - start)
         size = 1
-        while size < most and self._tokens[place - 1 - size] == tokens[end - 1 - size]:
+        while size < most and self._tokens[index - 1 - size] == tokens[end - 1 - size]:
             size += 1
         return size

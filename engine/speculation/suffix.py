@@ -29,7 +29,7 @@ _END = -1  # marks the end of a reply; never proposed
 _PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
 _Owner = tuple[str, str]  # tenant (API key) and cache salt
-_Place = tuple[list[int], int]  # a text, and the index of the next token in it
+_Match = tuple[list[int], int]  # a text, and the index of the next token in it
 
 
 class Replies:
@@ -74,7 +74,7 @@ class SuffixProposer(LookUp):
 
 
 class _State(LookUpState):
-    """A sequence's places: the `run` tokens before each place equal the sequence's last tokens."""
+    """A sequence's matches: the `run` tokens before each equal the sequence's last tokens."""
 
     def __init__(
         self, seq: Sequence, replies: Replies, sizes: tuple[int, int], shared: HitCounts
@@ -83,10 +83,10 @@ class _State(LookUpState):
         shortest, self._longest = sizes
         self._own, self._replies = Occurrences(seq.tokens, shortest), replies
         self._owner = seq.tenant, seq.params.cache_salt
-        self._places: list[_Place] = []
-        self._moved = 0  # committed tokens since the places were found
-        # The proposal: tokens, their shares, and the places that have all of them.
-        self._proposed, self._shares, self._ends = list[int](), list[float](), self._places
+        self._matches: list[_Match] = []
+        self._moved = 0  # committed tokens since the matches were found
+        # The proposal: tokens, their shares, and the matches that have all of them.
+        self._proposed, self._shares, self._ends = list[int](), list[float](), self._matches
 
     def extend(self, seq: Sequence) -> None:
         tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
@@ -94,10 +94,10 @@ class _State(LookUpState):
             return
         self._seen = last
         for token in islice(tokens, first, last):
-            if not self._places:
+            if not self._matches:
                 break
             self._advance(token)
-        if not self._places:
+        if not self._matches:
             self._own.index(last)
             self._find(tokens)
 
@@ -109,17 +109,17 @@ class _State(LookUpState):
         return min(k, 2 * self._run)
 
     def chances(self, k: int) -> list[float]:
-        shares = self._planned(k)[1] if self._places else []
+        shares = self._planned(k)[1] if self._matches else []
         by_run = self._evidence.chances(self._run, len(shares))
         return [*map(mul, by_run, accumulate(shares, mul))]
 
     def _advance(self, token: int) -> None:
-        """Keep the places followed by this token, and advance them."""
-        places, moved = self._places, self._moved
-        kept = [place for place in places if place[0][place[1] + moved] == token]
-        if len(kept) in (0, len(places)):
+        """Keep the matches followed by this token, and advance them."""
+        matches, moved = self._matches, self._moved
+        kept = [match for match in matches if match[0][match[1] + moved] == token]
+        if len(kept) in (0, len(matches)):
             self._evidence.learn(self._run, hit=bool(kept))
-        self._places, self._moved = kept, moved + 1
+        self._matches, self._moved = kept, moved + 1
         self._run = self._run + 1 if kept else 0
         if self._proposed and self._proposed[0] == token:
             del self._proposed[0], self._shares[0]
@@ -127,34 +127,34 @@ class _State(LookUpState):
             self._proposed, self._shares, self._ends = [], [], kept
 
     def _find(self, tokens: list[int]) -> None:
-        """Find the places after the longest matches of the current suffix."""
-        matches = list[tuple[int, _Place]]()
+        """Find the longest matches of the current suffix."""
+        found = list[tuple[int, _Match]]()
         for text in (self._own, *self._replies.of(self._owner)):
             for end in islice(text.places_after(tokens), _MOST):
-                matches.append((text.match_length(end, tokens, self._longest), (text.tokens, end)))
-        self._run = max((run for run, _ in matches), default=0)
-        self._places = [place for run, place in matches if run == self._run]
-        self._moved, self._proposed, self._shares, self._ends = 0, [], [], self._places
+                found.append((text.match_length(end, tokens, self._longest), (text.tokens, end)))
+        self._run = max((run for run, _ in found), default=0)
+        self._matches = [match for run, match in found if run == self._run]
+        self._moved, self._proposed, self._shares, self._ends = 0, [], [], self._matches
 
     def _planned(self, k: int) -> tuple[list[int], list[float]]:
-        """Take the most frequent next token, then the most frequent one among the places that had
+        """Take the most frequent next token, then the most frequent one among the matches that had
         it, and so on. Past the end of the text, read the proposed tokens: the text repeats with
         that period."""
         k = self.most(k)
-        proposed, places, size = self._proposed, self._ends, self._seen
-        while places and len(proposed) < k:
+        proposed, matches, size = self._proposed, self._ends, self._seen
+        while matches and len(proposed) < k:
             ahead = self._moved + len(proposed)
             heads = [
                 text[at + ahead] if at + ahead < len(text) else proposed[at + ahead - size]
-                for text, at in places
+                for text, at in matches
             ]
             token, votes = heads[0], heads.count(heads[0])
             if votes < len(heads):
                 token, votes = Counter(heads).most_common(1)[0]
-                places = [place for place, head in zip(places, heads, strict=True) if head == token]
+                matches = [each for each, head in zip(matches, heads, strict=True) if head == token]
             if token == _END:
                 break
             proposed.append(token)
             self._shares.append(votes / len(heads))
-        self._ends = places
+        self._ends = matches
         return proposed[:k], self._shares[:k]
