@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import log
 from typing import Protocol
@@ -85,12 +85,16 @@ class Load(Cell):
         return ratio(base, self.seconds(ours), alpha=alpha, floor=floor)
 
 
-@dataclass
+def load_of(requests: int) -> Load:
+    return Load(Workload("", None, requests))
+
+
+@dataclass(kw_only=True)
 class Found(Comparison):
     """Results at one request at a time and at many."""
 
-    one: Load = field(default_factory=lambda: Load(Workload("", None, 1)))
-    many: Load = field(default_factory=lambda: Load(Workload("", None, 16)))
+    one: Load
+    many: Load
 
     def add(self, cell: Cell, runs: Mapping[Arm, Run]) -> None:
         """Add a round, complete or not. Ignored if a lane of any arm got no tokens."""
@@ -158,11 +162,11 @@ class Measuring:
     ) -> None:
         self._turns, self._stream, self._clock, self._stopped = turns, stream, clock, stopped
         self._end = end
-        self.found = Found(tuple(arms), exact, many=Load(Workload("", None, many)))
+        self.found = Found(tuple(arms), exact, one=load_of(1), many=load_of(many))
 
     def run(self) -> Found:
         """Run all rounds that fit in the time."""
-        found, began, warm_up = self.found, self._clock(), Load(Workload("", None, 1))
+        found, began, warm_up = self.found, self._clock(), load_of(1)
         whole = self._end - began
         looks = [began + whole * look / LOOKS for look in range(1, LOOKS)]
         while not self._is_over() and self._clock() < began + WARM_UP * whole:

@@ -51,17 +51,15 @@ class Client:
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._key = api_key
 
-    def get(self, path: str) -> Any:
-        """Return the JSON. Raises Refused for a status other than 200, ConfigError if not JSON."""
-        return self._json(self._text(path), path)
-
-    def post(self, path: str, body: dict[str, Any], *, key: str | None = None) -> Any:
-        return self._json(self._text(path, body, key), path)
+    def call(self, path: str, body: Any = None, *, key: str | None = None) -> Any:
+        """Return the JSON that answers GET, or POST with a `body`. Raises Refused for a status
+        other than 200, ConfigError if not JSON."""
+        return self._json(_joined(asyncio.run(self._ask(path, body, key))), path)
 
     def counters(self) -> Counters:
         """Return the speculation counters from /metrics; empty if there are none."""
         try:
-            text = self._text("/metrics")
+            text = _joined(asyncio.run(self._ask("/metrics")))
         except EngineError:
             return {}
         found: Counters = {}
@@ -90,9 +88,6 @@ class Client:
         if not body["stream"]:
             return [(at, self._json(rest.decode(), path))]
         raise ConfigError(f"{self.url} broke off a stream before its [DONE]")
-
-    def _text(self, path: str, body: Any = None, key: str | None = None) -> str:
-        return _joined(asyncio.run(self._ask(path, body, key)))
 
     async def _ask(self, path: str, body: Any = None, key: str | None = None) -> Pieces:
         code, pieces = await self._send(path, body, key or self._key)

@@ -45,7 +45,7 @@ class Server:
         self.url = client.url
         self.model = model or _first_model(client)
         self.speculation = None if as_it_is else _speculation(client)
-        self.version: dict[str, Any] = client.get("/version") if self.speculation else {}
+        self.version: dict[str, Any] = client.call("/version") if self.speculation else {}
         self.exact = bool(self.version.get("exact", self.version.get("dtype") == "float32"))
         self._salts = count()
         self._mode: Arm | None = None
@@ -75,7 +75,7 @@ class Server:
 
     def _post(self, body: dict[str, Any]) -> None:
         try:
-            self._client.post("/speculation", body, key=self._admin_key)
+            self._client.call("/speculation", body, key=self._admin_key)
         except Refused as error:
             hint = (
                 "; --admin-key gives the server's admin key" if error.status in (401, 403) else ""
@@ -243,7 +243,7 @@ def _spread(reply: Reply, tokens: int) -> None:
 
 def _first_model(client: Client) -> str:
     try:
-        return str(client.get("/v1/models")["data"][0]["id"])
+        return str(client.call("/v1/models")["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
         raise ConfigError(f"{client.url} lists no model at /v1/models") from None
 
@@ -251,7 +251,7 @@ def _first_model(client: Client) -> str:
 def _speculation(client: Client) -> dict[str, Any] | None:
     """Return GET /speculation of a Foredraft server; None for any other server."""
     try:
-        found = client.get("/speculation")
+        found = client.call("/speculation")
     except Refused as error:
         if error.status in (401, 403, 503):
             raise

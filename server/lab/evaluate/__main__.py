@@ -150,7 +150,7 @@ def compare(
     num_servers: int,
 ) -> tuple[Comparison, Mapping[str, Any]]:
     """Run the race on one of `num_servers` servers; return it and /version. Raises EngineError."""
-    chat = client.get("/v1/capabilities")["endpoints"][CHAT]["messages"]
+    chat = client.call("/v1/capabilities")["endpoints"][CHAT]["messages"]
     if chat["status"] != "refused":
         prompts = [prompt.as_chat() if prompt.plain else prompt for prompt in prompts]
     requests = [r for p in prompts for r in p.requests(parsed.temperature, parsed.seed)]
