@@ -56,6 +56,7 @@ class LogitsProcessor:
     def __init__(self, eos_ids: Collection[int]) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._fields: dict[Sequence, Plain] = {}
+        self._plain: dict[Sequence, Plain | None] = {}  # see `plain`
         self._penalties = PenaltyTables()
 
     def adjust(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
@@ -84,7 +85,12 @@ class LogitsProcessor:
     def plain(self, seq: Sequence) -> Plain | None:
         """Return temperature and filters of the next rows of `seq`, or None if another field
         applies now or later."""
-        return None if RowContext(seq, []).is_adjusted else self.fields(seq)
+        if seq not in self._plain:
+            adjusted = RowContext(seq, []).is_adjusted
+            if adjusted and seq.params.min_tokens:  # not cached: min_tokens stops applying later
+                return None
+            self._plain[seq] = None if adjusted else self.fields(seq)
+        return self._plain[seq]
 
     def fields(self, seq: Sequence) -> Plain:
         """Return temperature and filters of `seq`, whatever its other fields."""
@@ -104,6 +110,7 @@ class LogitsProcessor:
     def forget(self, seq: Sequence) -> None:
         """Drop what is cached for a sequence."""
         self._fields.pop(seq, None)
+        self._plain.pop(seq, None)
         self._penalties.forget(seq)
 
     def _penalise(self, out: Tensor, rows: Seq[tuple[int, RowContext]]) -> None:
