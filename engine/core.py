@@ -291,7 +291,7 @@ class Engine:
         sampled = self._rounds(plan, seconds, stopwatch)
         self._commit(plan, sampled)
         seconds.commit = stopwatch()
-        items = self._emit(sampled)
+        items = self._take_pending() + [output_of(item) for item in sampled]
         seconds.emit = stopwatch()
         self._num_steps += 1
         record, metrics = self._observe(plan, sampled, seconds)
@@ -342,9 +342,6 @@ class Engine:
             if item.finish is not None:
                 self._scheduler.finish(item.chunk.seq, item.finish)
                 self._forget(item.chunk.seq)
-
-    def _emit(self, sampled: list[Sampled]) -> list[Output]:
-        return self._take_pending() + [output_of(item) for item in sampled]
 
     def _observe(
         self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds

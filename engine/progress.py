@@ -6,18 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import TypeVar
 
 Item = TypeVar("Item")
 Listener = Callable[[str, int, int], None]
 
 _listeners: list[Listener] = []
+_lock = Lock()  # a listener may send through a socket, which one thread at a time may use
 
 
 def report(stage: str, done: int = 0, total: int = 0) -> None:
     """Report that `done` of `total` items (0: not known) of the current stage are done."""
-    for listener in _listeners:
-        listener(stage, done, total)
+    with _lock:
+        for listener in _listeners:
+            listener(stage, done, total)
 
 
 def counted(stage: str, items: Collection[Item]) -> Iterator[Item]:
@@ -30,7 +33,7 @@ def counted(stage: str, items: Collection[Item]) -> Iterator[Item]:
 
 @contextmanager
 def reported_to(listener: Listener) -> Iterator[None]:
-    """While active, pass reports to `listener`, in the reporting thread."""
+    """While active, pass reports to `listener`, in the reporting threads."""
     _listeners.append(listener)
     try:
         yield
