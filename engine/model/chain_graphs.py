@@ -42,9 +42,9 @@ Found = tuple[list[list[int]], list[list[float]], list[list[int]]]  # see ModelR
 
 
 class DraftedChains(NamedTuple):
-    """Proposals on the device: tokens, margins and second-best tokens in `drawn`, float64 `[3, most
-    steps, sequences or more]`, and each sequence's own tokens after the other's as `ids`, int64, 0
-    for none."""
+    """Proposals on the device. `drawn`, float64 `[3, most steps, sequences or more]`: tokens,
+    margins and second-best tokens. `ids`, int64: the tokens of one sequence after the other, each
+    in its number of steps; 0 where none could be drawn."""
 
     drawn: Tensor
     ids: Tensor
