@@ -55,7 +55,7 @@ class TritonBackend:
         sent.build()
         buffers.fill(tables)
         sent.send()
-        return TritonStep(splitting, plane, buffers)
+        return TritonStep(splitting, plane, buffers, 0)
 
     def stage(
         self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
@@ -66,9 +66,7 @@ class TritonBackend:
 class TritonStep(PagedAttention):
     """Attention of the rows in `packed`, all advanced by `step` positions."""
 
-    def __init__(
-        self, splitting: Splitting, plane: KVPlane, buffers: Buffers, step: int = 0
-    ) -> None:
+    def __init__(self, splitting: Splitting, plane: KVPlane, buffers: Buffers, step: int) -> None:
         super().__init__(plane, buffers.slots.tensor[step])
         self._splitting, self._tables = splitting, buffers.tables(step)
 

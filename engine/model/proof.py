@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.attention.interface import NAME, AttentionBackend, LayerProbe, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError, one_line
-from engine.model.attention_choice import attention_backend, attention_for
+from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import LoadedModel
@@ -133,7 +133,8 @@ def forward_of(loaded: LoadedModel) -> Forward:
     device = loaded.device
     backend: AttentionBackend = SdpaBackend(device)
     if device.type == "cpu":
-        backend = attention_backend(attention_for("auto", loaded, in_fp8=False), device)
+        name = choose_attention("auto", device, dtype=loaded.dtype, layers=loaded.layers)
+        backend = attention_backend(name, device)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, device)
