@@ -200,7 +200,7 @@ def test_a_format_beside_tools(saying_hi: Served) -> None:
         grammar = client.submitted[-1].params.grammar
         assert grammar is not None
         assert grammar.source.startswith("start: content | ")
-    for choice, start in (("required", 'start: "<tool_call>" behind'), ("none", "{")):
+    for choice, start in (("required", 'start: "<tool_call>" body'), ("none", "{")):
         assert httpx.post(url, json={**body, "tool_choice": choice}, timeout=30).is_success
         grammar = client.submitted[-1].params.grammar
         assert grammar is not None
