@@ -89,10 +89,10 @@ class EventStream(StreamingResponse):
     async def _write(self, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
-        async with aclosing(self._events) as events:
-            async for event in events:
+        async with aclosing(self._events) as payloads:
+            async for payload in payloads:
                 self._sending = True
-                await send(_body(event))
+                await send(_body(payload))
                 self._sending = False
                 self._sent += 1
         await send(_body(b"", more=False))
