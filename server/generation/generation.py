@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from engine.errors import EngineError
@@ -29,13 +29,14 @@ from server.text.tokenizer import Tokenizer
 
 
 class Generation:
-    """Reads `streams`, the mailboxes of all choices (`GenerationSpec.submit`). Call `read` until
+    """Reads `streams`, the mailboxes of all choices, which are submitted as they are taken
+    (`GenerationSpec.submit`): all of them, or none and the error is raised. Call `read` until
     `finished`; `close` ends what is open, and must be called."""
 
     def __init__(
         self,
         spec: GenerationSpec,
-        streams: Sequence[Stream],
+        streams: Iterable[Stream],
         *,
         client: EngineClient,
         tokenizer: Tokenizer,
@@ -44,10 +45,8 @@ class Generation:
         progress: ReplyProgress | None = None,
     ) -> None:
         self.spec = spec
-        self.choices = [
-            Choice(index, stream, spec=spec, tokenizer=tokenizer)
-            for index, stream in enumerate(streams)
-        ]
+        self.choices: list[Choice] = []
+        self._streams: list[Stream] = []
         self._client = client
         self._metrics = metrics
         self._charge = charge
@@ -61,10 +60,17 @@ class Generation:
         self._failure: Exception | None = None  # raised by `read` after earlier deltas
         self._ended = False
         self._wake = asyncio.Event()
-        for stream in streams:
-            stream.wake = self._wake
         later, seconds = asyncio.get_running_loop().call_later, spec.seconds
         self._deadline = None if seconds is None else later(seconds, self._expire, seconds)
+        try:
+            for index, stream in enumerate(streams):
+                stream.wake = self._wake
+                self._streams.append(stream)
+                self.choices.append(Choice(index, stream, spec=spec, tokenizer=tokenizer))
+        except Exception as error:
+            self._failure = error
+            self.close()
+            raise
 
     async def read(self) -> list[Delta]:
         """Wait until something has arrived, and return the deltas since the last call, perhaps
@@ -110,13 +116,13 @@ class Generation:
         if self._failure is None and any(choice.finish is None for choice in self.choices):
             sentence = f"the request was not finished within the {seconds:g} s that it may take"
             self._failure = DeadlineExceeded(sentence)
-            self._client.abort([choice.stream.id for choice in self.choices])
+            self._client.abort([stream.id for stream in self._streams])
         self._wake.set()
 
     def close(self) -> None:
         """Abort all open choices in the engine. May be called repeatedly, and during
         cancellation."""
-        self._client.abort([choice.stream.id for choice in self.choices])
+        self._client.abort([stream.id for stream in self._streams])
         if self._ended:
             return
         self._ended = True

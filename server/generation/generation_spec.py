@@ -12,7 +12,6 @@ from typing import Literal
 
 import msgspec
 
-from engine.errors import EngineError
 from engine.messages import ResumedReply, SamplingParams, Submit
 from server.engine.client import EngineClient
 from server.engine.mailbox import Stream
@@ -95,16 +94,10 @@ class GenerationSpec:
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
-    def submit(self, client: EngineClient, *, arrival: float) -> list[Stream]:
-        """Submit all choices, or none, and return their mailboxes. Raises NotReady."""
-        streams: list[Stream] = []
-        try:
-            for index in range(len(self.prompts) * self.fan_out):
-                streams.append(client.submit(self._of_choice(index, arrival=arrival)))
-        except EngineError:
-            client.abort([stream.id for stream in streams])
-            raise
-        return streams
+    def submit(self, client: EngineClient, *, arrival: float) -> Iterator[Stream]:
+        """Submit the choices one by one, and yield their mailboxes. Raises NotReady."""
+        for index in range(len(self.prompts) * self.fan_out):
+            yield client.submit(self._of_choice(index, arrival=arrival))
 
     def _of_choice(self, index: int, *, arrival: float) -> Submit:
         """Return the engine request of choice `index`, counted over all prompts."""

@@ -360,11 +360,41 @@ def test_submitting_is_all_or_nothing() -> None:
                 self.state = "lost"
             return super().submit(submit)
 
-    client = Flaky()
-    call = Asked(client, n=3)
+    client, metrics = Flaky(), Metrics()
+    call = Asked(client, metrics, n=3)
     with pytest.raises(EngineLost):
         run(lambda: collect(call))
     assert client.aborted == ["x-0"]
+    assert 'foredraft_requests_total{reason="error"} 1.0' in metrics.render().decode()
+
+
+@pytest.mark.parametrize("submitted", [True, False])
+def test_a_bug_while_submitting_leaves_nothing_behind(submitted: bool) -> None:
+    """Bug to avoid: only errors of the engine ended what had been submitted, so after any other
+    the engine went on for nobody, and admission had less room for good."""
+
+    class Broken(FakeClient):
+        def submit(self, submit: Any) -> Any:
+            if len(self.submitted) == 1 and not submitted:
+                raise RuntimeError("a bug")
+            return super().submit(submit)
+
+    class Undecodable(ByteTokenizer):
+        def token_bytes(self, id: int) -> bytes:
+            raise RuntimeError("a bug")
+
+    async def main() -> None:
+        client, metrics = Broken(), Metrics()
+        tokenizer = Undecodable() if submitted else ByteTokenizer()
+        resumed = spec(begun=[104]) if submitted else spec(n=2)
+        streams = resumed.submit(client, arrival=0.0)
+        with pytest.raises(RuntimeError, match="a bug"):
+            Generation(resumed, streams, client=client, tokenizer=tokenizer, metrics=metrics)
+        assert client.aborted == ["x-0"]
+        assert client.inflight == 0
+        assert 'foredraft_requests_total{reason="error"} 1.0' in metrics.render().decode()
+
+    run(main)
 
 
 def test_metrics_of_a_finished_call() -> None:
