@@ -93,6 +93,7 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     """Check all but the prompts against the engine, and return the engine's facts."""
     services.check_model(request.model)
     ready = services.client.require_open()
+    request.check_settings(services)
     if request.priority and not tenant.may_prioritise:
         raise unsupported("priority", "may not be set by this API key; it must be 0")
     check_ids(request.biases, ready=ready, param="logit_bias")

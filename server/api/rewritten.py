@@ -52,15 +52,12 @@ class Rewritten(Generating, ABC):
         own = {**self.as_chat, "model": self.model, "messages": self.as_messages[0]}
         return self.CHAT.read({name: self.sent[name] for name in shared} | own)
 
-    def check_settings(self, services: Services) -> None:
-        with self.renamed():
-            self.chat.check_settings(services)
-
     async def num_tokens(self, services: Services) -> int:
         """Return the number of tokens in the prompt."""
         with self.renamed():
             ready = services.known(self.model)
             with services.admission.reserve(1):
+                self.chat.check_settings(services)
                 return len(await chat_ids(services, self.chat, ready))
 
     @contextmanager

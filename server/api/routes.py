@@ -86,7 +86,6 @@ class BodyRouter(APIRouter):
                         guard(http)
                     ignored: list[str] | None = None if is_strict else []
                     request = kind.read(parse_json(await read_body(http, limit)), ignored)
-                    request.check_settings(services)
                     response: Response = await endpoint(http=http, **{name: request})
                     if ignored:
                         names = response.headers["X-Ignored-Fields"] = as_header(ignored)

@@ -101,6 +101,7 @@ def tokenize_router(services: Services) -> APIRouter:
 async def _ids(services: Services, request: TokenizeRequest, ready: Ready) -> list[int]:
     special = request.add_special_tokens
     if request.prompt is None:
+        request.check_settings(services)
         return await chat_ids(services, request, ready, add_special_tokens=bool(special))
     special = special is not False
     return await encode(

@@ -272,3 +272,15 @@ def test_a_row_may_depend_on_the_settings() -> None:
         assert error["code"] == "unsupported_field"
         assert "no chat template" in error["message"]
         assert httpx.post(f"{served.url}/v1/completions", json=BODIES["completions"]).is_success
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses/input_tokens", "tokenize"])
+def test_another_model_is_a_404_whatever_the_settings_refuse(path: str) -> None:
+    """Law: `model` is checked first, as the settings are those of the model that is served."""
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"input" if path.startswith("responses") else "messages": messages}
+    with serve(FakeClient(), tokenizer=ByteTokenizer(chat=None)) as served:
+        url = f"{served.url}/v1/{path}"
+        assert httpx.post(url, json={**body, "model": "other"}).status_code == 404
+        error = httpx.post(url, json={**body, "model": MODEL}).json()["error"]
+    assert error["code"] == "unsupported_field"

@@ -161,7 +161,9 @@ def test_request_id_names_the_request(
     assert f'"id":"{prefix}job/7"' in other.text
     assert other.headers["x-request-id"] == "header"
     assert served.client.submitted[-1].id != served.client.submitted[-2].id
-    assert post(served, endpoint, request_id="job/7", model="x").headers["x-request-id"] == "job/7"
+    for refusal in ({"model": "x"}, {"priority": 1}):  # the second by the settings
+        named = post(served, endpoint, request_id="job/7", **refusal)
+        assert (named.is_error, named.headers["x-request-id"]) == (True, "job/7")
     for bad in ("", "a b", "a\n", "a" * 129):
         assert refused(served, endpoint, request_id=bad)["param"] == "request_id"
 
