@@ -20,7 +20,7 @@ from starlette.requests import Request
 from engine.messages import Ready, SamplingParams, Speculation, proposers_of
 from server.api.errors import invalid, too_long, unsupported
 from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
-from server.api.request import wrong
+from server.api.request import RequestBody, wrong
 from server.api.schema import ChatRequest, CommonRequest, CompletionRequest, SpeculationOptions
 from server.api.services import Services
 from server.api.tool_use import Reading
@@ -89,11 +89,22 @@ async def start(
     )
 
 
+def check_settings(services: Services, request: RequestBody) -> None:
+    """Raises ApiError for a field that the present settings refuse (`FieldRow.unless`)."""
+    for name in request.model_fields_set:
+        row = request.rows()[name]
+        if row.unless is None or row.is_neutral(getattr(request, name)):
+            continue
+        reason = row.unless(services)
+        if reason is not None:
+            raise unsupported(name, f"is not supported under the present settings: {reason}")
+
+
 def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     """Check all but the prompts against the engine, and return the engine's facts."""
     services.check_model(request.model)
     ready = services.client.require_open()
-    request.check_settings(services)
+    check_settings(services, request)
     if request.priority and not tenant.may_prioritise:
         raise unsupported("priority", "may not be set by this API key; it must be 0")
     check_ids(request.biases, ready=ready, param="logit_bias")

@@ -23,7 +23,6 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from server.api.errors import ApiError, invalid, missing, unsupported
 from server.api.fields import FieldRow
 from server.api.limits import MAX_LABEL_LENGTH, MAX_STOP_LENGTH
-from server.api.services import Services
 
 Source = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
@@ -97,16 +96,6 @@ class RequestBody(RequestObject):
                 why = f"({row.meaning.rstrip('.')}); it must be {row.allowed}"
                 raise unsupported(name, f"is not supported by this server {why}")
         return given
-
-    def check_settings(self, services: Services) -> None:
-        """Raises ApiError for a field that the present settings refuse (`FieldRow.unless`)."""
-        for name in self.model_fields_set:
-            row = self.rows()[name]
-            if row.unless is None or row.is_neutral(getattr(self, name)):
-                continue
-            reason = row.unless(services)
-            if reason is not None:
-                raise unsupported(name, f"is not supported under the present settings: {reason}")
 
 
 # Fields with prompt text, and how many characters of a string a message quotes: where a keyword was

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from server.api.errors import ApiError, as_api_error
+from server.api.intake import check_settings
 from server.api.prompts import chat_ids
 from server.api.schema import ChatRequest, Generating
 from server.api.services import Services
@@ -57,7 +58,7 @@ class Rewritten(Generating, ABC):
         with self.renamed():
             ready = services.known(self.model)
             with services.admission.reserve(1):
-                self.chat.check_settings(services)
+                check_settings(services, self.chat)
                 return len(await chat_ids(services, self.chat, ready))
 
     @contextmanager

@@ -17,6 +17,7 @@ from engine.messages import Ready
 from server.api import replies
 from server.api.errors import invalid, too_long
 from server.api.fields import described
+from server.api.intake import check_settings
 from server.api.prompts import chat_ids, check_ids, encode
 from server.api.request import RequestBody
 from server.api.routes import REFUSALS, BodyRouter
@@ -101,7 +102,7 @@ def tokenize_router(services: Services) -> APIRouter:
 async def _ids(services: Services, request: TokenizeRequest, ready: Ready) -> list[int]:
     special = request.add_special_tokens
     if request.prompt is None:
-        request.check_settings(services)
+        check_settings(services, request)
         return await chat_ids(services, request, ready, add_special_tokens=bool(special))
     special = special is not False
     return await encode(
