@@ -14,11 +14,8 @@ import pytest
 
 from engine.config import EngineConfig
 from server.api.errors import ApiError
-from server.api.services import Services
 from server.app import create_app
 from server.config import Config, ServerConfig
-from server.generation.structured import GrammarChecker
-from server.keys import Keyring
 from server.observe.metrics import Metrics
 from server.replicas.answer import answer
 from server.replicas.ingress import (
@@ -30,9 +27,8 @@ from server.replicas.ingress import (
     merged,
 )
 from tests.api.test_resume import CHAT, COMPLETIONS, REPLIES, USAGE, MergedStream, scripted_bytes
-from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
-from tests.support.serving import MODEL
+from tests.support.serving import MODEL, services_of
 from tests.support.tools import HELLO, scripted
 
 Cut = Callable[[int], int | None]  # number of the try -> parts until its replica dies
@@ -43,17 +39,7 @@ class World:
 
     def __init__(self, client: FakeClient, *, cut: Cut = lambda number: None) -> None:
         config = Config(ServerConfig(served_model_name=[MODEL]), EngineConfig())
-        metrics = Metrics()
-        grammars = GrammarChecker(config, metrics.observe_grammar)
-        services = Services(
-            config=config,
-            tokenizer=ByteTokenizer(),
-            client=client,
-            metrics=metrics,
-            grammars=grammars,
-            keyring=Keyring(config.server),
-        )
-        self.app = create_app(services)
+        self.app = create_app(services_of(client, config))
         self.cut = cut
         self.requests = list[Forwarded]()
 

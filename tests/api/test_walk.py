@@ -17,19 +17,15 @@ from fastapi import FastAPI
 
 from engine.config import EngineConfig
 from engine.messages import Output, Outputs, StepMetrics, Submit
-from server.api.services import Services
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.engine.client import EngineClient
-from server.generation.structured import GrammarChecker
-from server.keys import Keyring
 from server.listening import listen
-from server.observe.metrics import Metrics
-from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.documents import ROOT
 from tests.support.fake_client import make_ready
 from tests.support.peer import Peer, connected, heard
+from tests.support.serving import services_of
 
 SERVER = f"{ROOT / 'server'}/"
 BOTH_WAYS = {"Exchanges.__call__.<locals>.answer", "EngineClient._on_event"}  # as the text says
@@ -57,17 +53,8 @@ class Walk:
 
 
 def app_of(client: EngineClient) -> FastAPI:
-    config, metrics = Config(ServerConfig(api_key="key"), EngineConfig()), Metrics()
-    return create_app(
-        Services(
-            config=config,
-            tokenizer=ByteTokenizer(),
-            client=client,
-            metrics=metrics,
-            grammars=GrammarChecker(config, metrics.observe_grammar),
-            keyring=Keyring(config.server),
-        )
-    )
+    config = Config(ServerConfig(api_key="key"), EngineConfig())
+    return create_app(services_of(client, config))
 
 
 async def stream(port: int, path: str, body: dict[str, Any], peer: Peer) -> bytes:

@@ -18,6 +18,7 @@ from server.api.services import Services
 from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
+from server.engine.client import EngineClient
 from server.generation.structured import GrammarChecker
 from server.keys import Keyring
 from server.listening import listen
@@ -54,6 +55,26 @@ class Served:
         raise AssertionError("waited in vain")
 
 
+def services_of(
+    client: EngineClient,
+    config: Config,
+    *,
+    tokenizer: Tokenizer | None = None,
+    on_end: Callable[[Exchange], None] | None = None,
+) -> Services:
+    """Return what an app needs, with metrics of its own."""
+    metrics = Metrics(router_names=config.server.router_names)
+    return Services(
+        config=config,
+        tokenizer=tokenizer if tokenizer is not None else ByteTokenizer(),
+        client=client,
+        metrics=metrics,
+        grammars=GrammarChecker(config, metrics.observe_grammar),  # starts with the first grammar
+        on_end=on_end,
+        keyring=Keyring(config.server),
+    )
+
+
 @contextmanager
 def serve(
     client: FakeClient | None = None,
@@ -73,17 +94,8 @@ def serve(
         await grammars.close()
 
     config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
-    metrics = Metrics(router_names=config.server.router_names)
-    grammars = GrammarChecker(config, metrics.observe_grammar)  # starts with the first grammar
-    services = Services(
-        config=config,
-        tokenizer=tokenizer if tokenizer is not None else ByteTokenizer(),
-        client=client,
-        metrics=metrics,
-        grammars=grammars,
-        on_end=on_end,
-        keyring=Keyring(config.server),
-    )
+    services = services_of(client, config, tokenizer=tokenizer, on_end=on_end)
+    metrics, grammars = services.metrics, services.grammars
     app = create_app(services)
     app.router.lifespan_context = lifespan
     uvicorn_config = uvicorn.Config(

@@ -14,18 +14,14 @@ import pytest
 from engine.config import SpeculationConfig
 from engine.errors import ConfigError, EngineError
 from engine.messages import SetSpeculation, Submit
-from server.api.services import Services
 from server.app import create_app
 from server.config import Config
-from server.generation.structured import GrammarChecker
-from server.keys import Keyring
 from server.lab.bench.client import Client
 from server.lab.evaluate.__main__ import Connect, build_parser, configs_of, evaluate, main
 from server.lab.evaluate.player import settings_of
-from server.observe.metrics import Metrics
 from tests.support.app_client import AppClient
-from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
+from tests.support.serving import services_of
 
 ROOT = Path(__file__).parents[2]
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
@@ -79,19 +75,8 @@ def server_over(client: PricedClient) -> Connect:
     @contextmanager
     def connect(config: Config) -> Iterator[tuple[int, Client]]:
         client.state = "ready"
-        metrics = Metrics()
-        services = Services(
-            config=config,
-            tokenizer=ByteTokenizer(),
-            client=client,
-            metrics=metrics,
-            grammars=GrammarChecker(config, metrics.observe_grammar),
-            keyring=Keyring(config.server),
-        )
-        yield (
-            0,
-            AppClient(create_app(services), lambda: client.now, api_key=config.server.admin_key),
-        )
+        app = create_app(services_of(client, config))
+        yield 0, AppClient(app, lambda: client.now, api_key=config.server.admin_key)
 
     return connect
 
