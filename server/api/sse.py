@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 PING_SECONDS = 15.0
 SEND_SECONDS = 60.0  # a client that reads nothing for this long is cut off
+PIECE = 64 * 1024  # bytes per message, so that slow readers of long payloads are seen to read
 DONE = b"data: [DONE]\n\n"
 
 
@@ -92,9 +93,10 @@ class EventStream(StreamingResponse):
         async with aclosing(self._events) as payloads:
             async for payload in payloads:
                 self._sending = True
-                await send(_body(payload))
+                for start in range(0, len(payload), PIECE):
+                    await send(_body(payload[start : start + PIECE]))
+                    self._sent += 1
                 self._sending = False
-                self._sent += 1
         await send(_body(b"", more=False))
 
     async def _until_stuck(self, send: Send) -> None:

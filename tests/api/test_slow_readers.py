@@ -145,6 +145,28 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
     assert client.inflight == 0
 
 
+def test_a_slow_reader_of_a_long_payload_is_not_cut() -> None:
+    """Bug: a stream was cut while its client was still reading, if one payload took longer than
+    `send_seconds`: whatever had been generated while the client did not read was one payload."""
+    received = bytearray()
+
+    async def send(message: Message) -> None:
+        body = message.get("body", b"")
+        await asyncio.sleep(len(body) / 1e6)
+        received.extend(body)
+
+    async def main() -> None:
+        call = started(FakeClient())
+        writer = ChunkWriter(call, TEXT, CompletionShape().choices)
+        writer.begin = lambda: b": " + bytes(1_000_000) + b"\n\n"  # type: ignore[method-assign]
+        response = EventStream(call, writer, ping_seconds=0.05, send_seconds=0.5)
+        await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
+
+    asyncio.run(main())
+    assert len(received) > 1_000_000
+    assert received.endswith(b"data: [DONE]\n\n")
+
+
 def test_a_silent_stream_is_kept_alive() -> None:
     """Comments are sent while the engine is silent, and none between the events of a stream."""
     gate = asyncio.Semaphore(0)
