@@ -93,8 +93,8 @@ class EventStream(StreamingResponse):
         async with aclosing(self._events) as payloads:
             async for payload in payloads:
                 self._sending = True
-                for start in range(0, len(payload), PIECE):
-                    await send(_body(payload[start : start + PIECE]))
+                for at in range(0, len(payload), PIECE):
+                    await send(_body(payload[at : at + PIECE]))
                     self._sent += 1
                 self._sending = False
         await send(_body(b"", more=False))
