@@ -55,7 +55,7 @@ class Allowance:
             candidates.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
             self._probe_set = set(candidates[:most])
         if self._catch_up_rows is not None:
-            self._choose_waiting(running, self._catch_up_rows)
+            self._choose_waiting(filter(self._may_ask, running), self._catch_up_rows)
         self._limits.clear()
         self._replaced.clear()
         self.cut.clear()
@@ -65,8 +65,8 @@ class Allowance:
         sequence: until all have caught up, `rows` rows per step, but at least one sequence."""
         self._catch_up_rows = rows
 
-    def _choose_waiting(self, running: Seq[Sequence], most: int) -> None:
-        behind = [(seq.num_tokens - seq.num_draft_computed, seq) for seq in running]
+    def _choose_waiting(self, asked: Iterable[Sequence], most: int) -> None:
+        behind = [(seq.num_tokens - seq.num_draft_computed, seq) for seq in asked]
         near = max(2 * self._controller.k_max, _NEAR)
         behind = sorted((pair for pair in behind if pair[0] > near), key=itemgetter(0))
         rows = list(accumulate(backlog for backlog, _ in behind))

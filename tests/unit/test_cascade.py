@@ -484,6 +484,19 @@ def test_long_texts_take_turns_after_a_swap() -> None:
     assert record.outcomes == []
 
 
+def test_no_turn_to_catch_up_goes_to_a_request_without_drafting() -> None:
+    """Bug: after a swap, a request that never drafts had every turn while its text was the
+    shortest, so the others got no draft tokens until it ended."""
+    shut = [sequence("a", ()), sequence("b", ("ngram",)), sequence("c", ("draft_model",), 0)]
+    open_ = sequence("d", None)
+    for seq, length in zip((*shut, open_), (300, 300, 300, 900), strict=True):
+        seq.tokens = [1] * length
+    allowance = allowance_of(FixedK(4))
+    allowance.limit_catch_up(512)
+    allowance.begin(Load(4), [*shut, open_])
+    assert allowance.draft_rows(open_) == 4
+
+
 def test_only_proposers_that_learn_are_told() -> None:
     """Law: nothing is computed for or passed to proposers that do not learn."""
     listener = Listener()
