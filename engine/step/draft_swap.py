@@ -149,7 +149,7 @@ class DraftSwap:
                 self._loading, self._modes.paused = None, True
                 self._pieces = self._install(loading.result())
             if next(self._pieces, self) is self:
-                self._end()
+                self._pieces, self._modes.paused = None, False
         except EngineError as error:
             self._refuse(one_line(error, None))
         except Exception as error:
@@ -244,12 +244,10 @@ class DraftSwap:
         self._running = draft
 
     def _refuse(self, sentence: str) -> None:
-        self._scheduler.forget_drafts()  # the new draft may have written into its plane
-        self._end()
-        self._report("refused", sentence)
-
-    def _end(self) -> None:
+        if self._pieces is not None and self._running is not None:  # its plane was written to
+            self._switch(self._running)
         self._pieces, self._modes.paused = None, False
+        self._report("refused", sentence)
 
     # -- its trial -------------------------------------------------------------------------------
 

@@ -234,6 +234,47 @@ def test_catching_up_stays_within_a_step(pair: Pair, same: str) -> None:
     assert all(seq.num_tokens - seq.num_draft_computed < 8 for seq in engine._scheduler.running)
 
 
+def long_running(pair: Pair) -> Engine:
+    """Return an engine that has drafted for some long texts, with 64 rows a step."""
+    settings = {**FIXED.model_dump(), "schedule": {"max_step_tokens": 64}}
+    engine = Engine(EngineConfig.model_validate(settings), pair=pair)
+    submit(engine, 5, max_tokens=300)
+    while engine._scheduler.mean_length() < 60:
+        engine.step()
+    return engine
+
+
+def most_catch_up(engine: Engine, steps: int = 12) -> int:
+    """Return the most rows of catch-up in a step."""
+    rows = list[int]()
+    for _ in range(steps):
+        engine.step()
+        rows.append(engine._proposer.catch_up_rows)
+    return max(rows)
+
+
+def test_an_unreadable_draft_costs_the_running_one_nothing(pair: Pair, tmp_path: Path) -> None:
+    """Bug: when a draft could not even be read, the running one forgot all texts, and read them
+    again in a single step."""
+    engine = long_running(pair)
+    with patch.object(threading, "Thread", AtOnce):
+        engine.swap_draft(str(tmp_path / "nothing"))
+    assert most_catch_up(engine) <= 5 * 4
+
+
+def test_after_a_late_refusal_texts_catch_up_in_turns(pair: Pair, same: str) -> None:
+    """Bug: the running draft read all texts again in a single step."""
+    engine = long_running(pair)
+    with (
+        patch.object(threading, "Thread", AtOnce),
+        patch.object(draft_swap, "warm_up", side_effect=ConfigError("no memory")),
+    ):
+        engine.swap_draft(same)
+        assert 5 * 4 < most_catch_up(engine) <= 2 * 64 + 5 * 4
+    assert engine._swap._previous is None
+    assert all(seq.num_tokens - seq.num_draft_computed < 8 for seq in engine._scheduler.running)
+
+
 class Trap:
     def __reduce__(self) -> tuple[Any, ...]:
         return (open, (str(Path(__file__).with_name("sprung")), "w"))
