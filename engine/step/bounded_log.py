@@ -22,11 +22,13 @@ class BoundedLog:
     def append(self, line: bytes) -> None:
         if self.ended:
             return
-        if len(line) > self._left:
-            self.ended = "it has reached its size limit"
         try:
-            self._left -= 0 if self.ended else os.write(self._file, line)
+            if len(line) > self._left:
+                self.ended = "it has reached its size limit"
+            elif os.write(self._file, line) < len(line):
+                self.ended = "it cannot be written (only a part of a line was)"
         except OSError as error:
             self.ended = f"it cannot be written ({error.strerror})"
+        self._left -= len(line)
         if self.ended:
             logger.warning("no more %s are recorded in %s: %s", self._what, self.path, self.ended)

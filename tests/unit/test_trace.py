@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -18,7 +19,10 @@ from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.recorded import check, recorded
 from engine.lab.replay.scores import play
 from engine.lab.replay.worlds import Roofline
+from engine.messages import SamplingParams
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_record import Agreement, SequenceStep, StepRecord
+from engine.step.id_log import IdLog, read_ids
 from engine.step.trace import Header, Trace, Writer, read_trace
 from tests.support.repeat import Repeat
 
@@ -127,6 +131,23 @@ def test_a_recording_ends_at_its_size_with_a_whole_line(tmp_path: Path) -> None:
     assert "size limit" in writer.ended
     assert (tmp_path / "t").stat().st_size <= 1500
     assert 0 < len(read_trace(tmp_path / "t").steps) < len(served(3).steps)
+
+
+def test_a_recording_ends_where_a_line_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: on a disk that was full for a moment, the next line followed half of another, and
+    nothing of the whole file could be read."""
+    path, write = tmp_path / "ids", os.write
+    log = IdLog(str(path), 9, max_bytes=1 << 20)
+    seq = Sequence("", SamplingParams(seed=0, max_tokens=1), [1, 2, 3], 1, finish="stop")
+    log.write(seq)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, line: write(file, line[:10]))
+        log.write(seq)
+    log.write(seq)
+    assert "a part of a line" in log.ended
+    assert len(read_ids(str(path), 9)) == 1
 
 
 def test_every_bit_comes_back(tmp_path: Path) -> None:
