@@ -70,10 +70,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     seed: Annotated[int, Range(0, 2**64 - 1)]
-    max_tokens: Annotated[int, Range(0, inf)]  # 0: only the prompt is computed
+    max_tokens: Annotated[int, Range(0, 2**31 - 1)]  # 0: only the prompt is computed
     temperature: Annotated[float, Range(0, 1000)] = 1.0  # 0 means argmax, ties to the lowest id
     top_p: Annotated[float, Range(0, 1)] = 1.0  # above 0
-    top_k: Annotated[int, Range(0, inf)] = 0  # 0 means off
+    top_k: Annotated[int, Range(0, 2**31 - 1)] = 0  # 0 means off
     min_p: Annotated[float, Range(0, 1)] = 0.0
     min_tokens: int = 0  # <= max_tokens; EOS and stop_token_ids are impossible before that many
     stop_token_ids: tuple[int, ...] = ()

@@ -66,6 +66,8 @@ def params(**fields: object) -> SamplingParams:
         ([1], {"temperature": float("nan")}, "temperature is nan"),
         ([1], {"top_p": 0.0}, "top_p is 0"),
         ([1], {"max_tokens": -1}, "max_tokens is -1"),
+        ([1], {"top_k": 2**63}, "top_k is 9223372036854775808"),
+        ([1], {"max_tokens": 2**63}, "max_tokens is 9223372036854775808"),
         ([1], {"logprobs": 21}, "logprobs is 21"),
         ([1], {"logit_bias": {5: float("nan")}}, "logit_bias[5] is nan"),
     ],
@@ -73,7 +75,8 @@ def params(**fields: object) -> SamplingParams:
 def test_a_bad_request_ends_with_a_sentence(
     prompt: list[int], fields: dict[str, object], says: str, config: EngineConfig, pair: Pair
 ) -> None:
-    """Law: the engine validates every request; a bad one ends itself, never the step."""
+    """Law: the engine validates every request; a bad one ends itself, never the step. Bug: a top_k
+    of more than 63 bits ended the engine."""
     engine = Engine(config, pair=pair)
     engine.add(Submit("good", [1, 2, 3], params(), 0.0))
     engine.add(Submit("bad", prompt, params(**fields), 0.0))
