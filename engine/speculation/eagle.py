@@ -55,7 +55,7 @@ class _State:
         """Remove and return the rows before position `end`; at most one step's may be left."""
         *rows, last = self.rows
         self.first, self.count = end, self.first + self.count - end
-        self.rows = [last[len(last) - self.count :]] if self.count else []
+        self.rows = [last[len(last) - self.count :].clone()] if self.count else []
         return [*rows, last[: len(last) - self.count]]
 
 
@@ -148,13 +148,15 @@ class EagleProposer(Proposer):
     @torch.inference_mode()
     def learn(self, verified: Seq[Verified]) -> None:
         """Store hidden states; where there are too many, turn all but the last into entries: the
-        next proposal starts from the last one's."""
+        next proposal starts from the last one's. Beside a prompt they are copied: a view of one row
+        would keep those of the whole step in memory."""
+        has_prompt = any(item.seq.num_tokens - item.first > 1 for item in verified)
         for item in verified:
             assert item.hidden is not None
             state = self._states.get(item.seq)
             if state is None or state.first + state.count != item.first:
                 state = self._states[item.seq] = _State(item.first)
-            state.rows.append(item.hidden.to(self._head.dtype))
+            state.rows.append(item.hidden.to(self._head.dtype, copy=has_prompt))
             state.count += len(item.hidden)
         trees = [self._tree(item.seq, 0) for item in verified]
         for group in _of_like_size([tree for tree in trees if tree.pending > WAITING]):

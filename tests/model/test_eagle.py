@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
+from engine.model.eagle_head import WAITING
 from engine.sampling.noise import key_halves
 from engine.speculation.proposal import Proposal
 from tests.support import eagle
@@ -83,6 +84,25 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
     for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
     return found
+
+
+def test_stored_states_keep_to_the_memory_plan(tiny_target: str, head: str) -> None:
+    """Bug: a text that waits for K > 0 kept the hidden states of all prompts beside it in memory,
+    since its own were views: ten times the plan."""
+    schedule = {"max_step_tokens": 64, "max_sequences": 4}
+    engine = Engine(config_for(tiny_target, head, 4, schedule=schedule))
+    main: Any = engine._proposer._main
+    engine.set_speculation("off")
+    for number in range(50):
+        params = SamplingParams(seed=0, max_tokens=1 if number else 60, cache_salt=str(number))
+        engine.add(Submit(str(number), [number] * 60, params, 0.0))
+    most, width = 0, main._head.weights["fc.weight"].shape[1] * main._head.dtype.itemsize
+    while engine.has_work:
+        engine.step()
+        kept = [rows.untyped_storage() for state in main._states.values() for rows in state.rows]
+        sizes = {each.data_ptr(): each.nbytes() for each in kept}
+        most = max(most, sum(sizes.values()) // width)
+    assert WAITING < most <= 4 * WAITING + 64
 
 
 @pytest.mark.parametrize(("depth", "short"), [(1, 256), (3, 1), (6, 256)])
