@@ -151,18 +151,15 @@ class EngineProcess:
                 engine.add(command)
             case Abort():
                 engine.abort(command.ids)
-            case SetSpeculation():  # checked by the front end
+            case SetSpeculation() | SwapDraft():  # checked by the front end; one swap at a time
                 try:
-                    engine.set_speculation(command.mode, command.k)
+                    if isinstance(command, SwapDraft):
+                        engine.swap_draft(command.draft)
+                    else:
+                        engine.set_speculation(command.mode, command.k)
                 except EngineError as error:
                     logger.warning("speculation stays as it was: %s", one_line(error, None))
                 self._send(Outputs([], engine.gauges()))  # reports it at once, also while idle
-            case SwapDraft():  # one at a time; the front end ensures it
-                try:
-                    engine.swap_draft(command.draft)
-                except EngineError as error:
-                    logger.warning("the draft stays as it was: %s", one_line(error, None))
-                self._send(Outputs([], engine.gauges()))  # may hold the refusal
             case Drain():
                 self._draining = True
             case Stop():

@@ -13,6 +13,7 @@ from bisect import insort_left, insort_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import takewhile
+from operator import attrgetter
 
 from engine.config import ScheduleConfig
 from engine.messages import FinishReason
@@ -23,6 +24,7 @@ from engine.scheduling.step_plan import Chunk, StepPlan
 
 _DRAFT_HOLD = 4  # while prompts wait, draft tokens cannot use 1/4 of the budget
 _OLDEST_TURN = 4  # every fourth admission takes the oldest request of any priority
+_number = attrgetter("number")
 
 
 class Scheduler:
@@ -307,7 +309,3 @@ class Scheduler:
 
 def _priority(seq: Sequence) -> int:
     return seq.params.priority
-
-
-def _number(seq: Sequence) -> int:
-    return seq.number
