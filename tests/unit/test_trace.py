@@ -180,6 +180,20 @@ def test_replaying_the_recorded_choices_gives_the_recorded_lengths_and_time(k: i
     assert played == pytest.approx(recording.seconds, rel=0.1)
 
 
+def test_a_resumed_request_is_replayed_from_where_it_began() -> None:
+    """Bug: a trace with a request that another engine had begun was refused as a contradiction."""
+    trace, begun = served(4), 7
+
+    def later(step: StepRecord) -> StepRecord:
+        parts = [replace(part, position=part.position + begun) for part in step.parts]
+        found = [replace(each, position=each.position + begun) for each in step.hindsight]
+        return replace(step, parts=parts, hindsight=found)
+
+    resumed = recorded(Trace(trace.header, [later(each) for each in trace.steps]))
+    assert resumed.requests == recorded(trace).requests
+    assert check(resumed) == check(recorded(trace))
+
+
 def test_a_trace_that_contradicts_its_bits_does_not_pass_the_check() -> None:
     trace = served(3)
     at = next(i for i, step in enumerate(trace.steps) if step.parts[0].accepted)

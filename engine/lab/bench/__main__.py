@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from engine.arguments import Parser, exit_code
+from engine.arguments import exit_code
 from engine.child import freeze_memory
 from engine.config import BUILTIN, SpeculationConfig
 from engine.errors import ConfigError
@@ -49,17 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     that must be equal; 2 for invalid arguments."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words.pop(0) if words and words[0] in {*PRESETS, RECORD} else ""
-    parser = record.build_parser() if name == RECORD else _parser(name)
+    if name == RECORD:
+        parser = record.build_parser()
+    else:
+        parser = build_parser(f"foredraft bench {name}".strip(), PRESETS[name][0])
+        add_pair(parser)
     parsed = parser.parse_args(words)
     run = record.run if name == RECORD else partial(compare, name)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     return exit_code(parser.prog, lambda: run(parsed))
-
-
-def _parser(name: str) -> Parser:
-    parser = build_parser(f"foredraft bench {name}".strip(), PRESETS[name][0])
-    add_pair(parser)
-    return parser
 
 
 def compare(name: str, parsed: argparse.Namespace) -> int:

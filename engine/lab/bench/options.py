@@ -103,10 +103,6 @@ def tokenizer_of(target: str) -> Any:
     return AutoTokenizer.from_pretrained(model_folder(target, "target"))
 
 
-def _card(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
 def _draft_name(pair: Pair) -> str:
     if pair.draft is None:
         return "none"
@@ -116,11 +112,12 @@ def _draft_name(pair: Pair) -> str:
 
 def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:
     """Return facts about the pair, machine and clock, for headings."""
+    device = pair.target.device
     return {
         "target": pair.target.path,
         "draft": _draft_name(pair),
         "dtype": pair.target.dtype_name,
-        "device": _card(pair.target.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "MB of target weights": round(weights_of(pair.target).size / 1e6),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -31,7 +31,7 @@ _SCORABLE = "draft_model", "self"
 class Recorded:
     """A scores.Scene from a trace. `begins`: tokens generated before each phase, ascending;
     `sizes`: each phase's mean batch. `known`: share of generated positions whose draft token is
-    known."""
+    known. `firsts`: by request, the position at which it began: above 0 if it was resumed."""
 
     name: str
     trace: Trace
@@ -40,6 +40,7 @@ class Recorded:
     budget: int
     stops: bool
     requests: list[Request]
+    firsts: dict[int, int]
     begins: list[int]
     sizes: list[float]
     tokens: int
@@ -65,10 +66,11 @@ class Recorded:
 
 @dataclass(slots=True)
 class _RequestSteps:
-    """The steps of one request in a trace."""
+    """The steps of one request in a trace. Positions are counted from `first`."""
 
     number: int
     due: int
+    first: int
     prompt: int = 0
     context: int = 0
     length: int = 0
@@ -77,20 +79,21 @@ class _RequestSteps:
 
     def add(self, part: SequenceStep) -> None:
         """Add the request's next step. Raises TraceError if a step is missing or repeated."""
-        if part.position != self.length or self.finish:
+        at = part.position - self.first
+        if at != self.length or self.finish:
             raise TraceError(
                 f"this trace contradicts itself: request {self.number} continues at token"
-                f" {part.position}, but is at {self.length}"
+                f" {part.position}, but is at {self.first + self.length}"
             )
-        if not part.position:
+        if not at:
             self.prompt += part.rows
             self.context = part.context + part.rows
-        self.length = part.position + part.tokens
+        self.length = at + part.tokens
         self.finish = part.finish
         if not part.source:
             confidences = part.confidences or [0.0] * part.tried
             for i in range(part.tried):
-                self.bits[part.position + i] = (i < part.right, confidences[i])
+                self.bits[at + i] = (i < part.right, confidences[i])
 
     def replayed(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
         """Return the request. Positions without a known draft token get a random bit of `known`."""
@@ -132,6 +135,7 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
         budget=trace.header.max_step_tokens,
         stops=trace.header.stops,
         requests=[request.replayed(known, rng) for request in with_tokens],
+        firsts={request.number: request.first for request in with_tokens},
         begins=begins,
         sizes=sizes,
         tokens=tokens,
@@ -146,11 +150,12 @@ def _steps_by_request(steps: Sequence[StepRecord]) -> tuple[list[_RequestSteps],
     tokens = 0
     for step in steps:
         for part in step.parts:
-            requests.setdefault(part.request, _RequestSteps(part.request, tokens)).add(part)
+            new = _RequestSteps(part.request, tokens, part.position)
+            requests.setdefault(part.request, new).add(part)
         for found in step.hindsight:
-            if found.request in requests:
-                for i, (confidence, hit) in enumerate(found.compared, start=found.position):
-                    requests[found.request].bits.setdefault(i, (hit, confidence))
+            if own := requests.get(found.request):
+                for i, (confidence, hit) in enumerate(found.compared, found.position - own.first):
+                    own.bits.setdefault(i, (hit, confidence))
         tokens += step.tokens
     return list(requests.values()), tokens
 
@@ -173,9 +178,9 @@ def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
 def check(scene: Recorded) -> tuple[float, int, int]:
     """Check the replay against the recording: return the seconds of the recorded choices by the
     replay's costs, and how many accepted lengths, per sequence and step, are as recorded or not."""
-    runs = {request.number: request.runs for request in scene.requests}
+    runs, first = {request.number: request.runs for request in scene.requests}, scene.firsts
     lengths = [
-        min(part.proposed, runs[part.request][part.position]) == part.accepted
+        min(part.proposed, runs[part.request][part.position - first[part.request]]) == part.accepted
         for step in scene.trace.steps
         for part in step.parts
         if part.tokens and not part.source
