@@ -13,9 +13,9 @@ LINGER_SECONDS = 10.0  # how long the rest of a request is read and dropped befo
 
 class Sender:
     """Writes chunks of a chunked body directly to the transport: h11 would take longer for a chunk
-    than everything else on its path. If the connection closes after this response, the last message
-    first waits for the rest of the request's body (up to LINGER_SECONDS), since closing earlier
-    would reset the connection."""
+    than everything else on its path. The end of a response first waits for the rest of the
+    request's body: closing earlier would reset the connection. If LINGER_SECONDS are too short for
+    it, the connection closes."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle: Any = cycle
@@ -34,19 +34,13 @@ class Sender:
             if not cycle.disconnected:
                 body = message["body"]
                 cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        elif not more and cycle.more_body and _closes(cycle):
+        elif not more and cycle.more_body:
             await cycle.send({**message, "more_body": True})
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS):
                     while (await cycle.receive()).get("more_body"):
                         pass
+            cycle.keep_alive &= not cycle.more_body
             await cycle.send({"type": "http.response.body", "body": b""})
         else:
             await cycle.send(message)
-
-
-def _closes(cycle: RequestResponseCycle) -> bool:
-    if not cycle.keep_alive or cycle.scope["http_version"] == "1.0":
-        return True
-    values = [value for name, value in cycle.scope["headers"] if name == b"connection"]
-    return b"close" in b",".join(values).lower()

@@ -441,3 +441,27 @@ def test_a_refused_body_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) ->
         asking.sendall(head + b"some")
         reply = b"".join(iter(lambda: asking.recv(65536), b""))
     assert reply.startswith(b"HTTP/1.1 404")
+
+
+def test_a_body_that_trickles_in_behind_its_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a byte of the body behind an early answer stopped uvicorn's timer for idle connections,
+    and no other ran: the connection stayed open for ever."""
+    monkeypatch.setattr(sender, "LINGER_SECONDS", 0.5)
+    head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        asking.settimeout(30)
+        asking.sendall(head + b"some")
+        assert asking.recv(65536).startswith(b"HTTP/1.1 404")
+        asking.sendall(b"more")
+        assert asking.recv(65536) == b""
+
+
+def test_a_connection_whose_body_ends_behind_its_answer_is_kept() -> None:
+    """Law: a client that sends its body in packets of its own keeps its connection."""
+    head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
+    with serve() as served, socket.create_connection(address_of(served)) as asking:
+        asking.settimeout(30)
+        for _ in range(2):
+            asking.sendall(head + b"so")
+            assert asking.recv(65536).startswith(b"HTTP/1.1 404")
+            asking.sendall(b"me")
