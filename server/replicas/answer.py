@@ -13,11 +13,12 @@ from server.replicas.ingress import Forwarded, ResponsePart
 
 
 async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
-    """Yield what the app sends, as soon as it does; each piece comes with the ids of its text.
-    Closing this iterator looks like a client disconnect to the app."""
+    """Yield what the app sends, as soon as it does, in whole events, each with the ids of its text
+    (the app sends a long payload in pieces, without a pause). Closing this iterator looks like a
+    client disconnect to the app."""
     progress = request.progress or ReplyProgress()
-    parts, news, gone = list[ResponsePart](), asyncio.Event(), asyncio.Event()
-    read = False
+    starts, bodies, ids = list[ResponsePart](), list[bytes](), list[int]()
+    news, gone, read = asyncio.Event(), asyncio.Event(), False
 
     async def receive() -> Message:
         nonlocal read
@@ -30,22 +31,25 @@ async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[ResponsePar
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             facts = replace(progress, tokens=[]) if progress.id else None
-            parts.append(ResponsePart(start=message, progress=facts))
+            starts.append(ResponsePart(start=message, progress=facts))
         else:
-            ids = progress.take()
-            new = ReplyProgress(tokens=ids) if ids else None
-            parts.append(ResponsePart(body=message["body"], progress=new))
+            bodies.append(message["body"])
+            ids.extend(progress.take())
         news.set()
 
     scope = {**request.scope, "extensions": {PROGRESS: progress}, "state": {}}
     work = asyncio.ensure_future(app(scope, receive, send))
     work.add_done_callback(lambda _: news.set())
     try:
-        while not work.done() or parts:
+        while not work.done() or bodies:
             await news.wait()
             news.clear()
-            ready, parts[:] = parts[:], []
-            for part in ready:
+            if starts:
+                yield starts.pop()
+            if bodies:
+                part = ResponsePart(body=b"".join(bodies), progress=ReplyProgress(tokens=ids[:]))
+                bodies.clear()
+                ids.clear()
                 yield part
         work.result()
     finally:

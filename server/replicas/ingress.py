@@ -186,8 +186,8 @@ class _Answer:
                 if part.progress is not None:
                     self._progress.tokens += part.progress.tokens
                 await self._send_body(part.body)
-                if not part.body.startswith((b":", b"event: ping")):  # pings are not events
-                    self._events += part.body.count(b"\n\n")
+                for event in part.body.split(b"\n\n")[:-1]:
+                    self._events += not event.startswith((b":", b"event: ping"))
                 self._over |= _has_end(part.body)
         await self._send_body(b"", more=False)
 

@@ -118,6 +118,25 @@ def test_a_stream_goes_on_wherever_its_replica_died(name: str, ids: bool) -> Non
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "ab", "max_tokens": 50, "seed": 7}
 
 
+def test_a_stream_goes_on_after_part_of_a_long_payload() -> None:
+    """Bug: the ids of a payload of several messages counted as sent with the first of them: if the
+    replica died then, the stream went on behind half an event, and without the rest of it."""
+    body = {"model": MODEL, "messages": HELLO, "seed": 7, "max_tokens": 120, **USAGE}
+    body |= {"logprobs": True, "top_logprobs": 20}
+
+    async def ask(cut: Cut) -> httpx.Response:
+        engine = FakeClient(tokens_per_step=60)  # whose log-probabilities are several messages
+        return await World(engine, cut=cut).post(CHAT, body)
+
+    async def all_cuts() -> None:
+        whole = merged_stream(await ask(lambda number: None))
+        for cut in range(1, 6):
+            reply = await ask({1: cut}.get)
+            assert merged_stream(reply).known() == whole.known(), f"cut behind {cut} parts"
+
+    asyncio.run(all_cuts())
+
+
 def test_the_log_names_a_reply_as_its_client_knows_it(caplog: pytest.LogCaptureFixture) -> None:
     """Bug: the log line of the replica that took over had an id that no client ever saw."""
     caplog.set_level("INFO")
