@@ -39,26 +39,30 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that became certain; "" while a character is incomplete."""
-        self._pending += [i for i in ids if self._has_text(i)]
-        if self._tokenizer.joins_bytes and (text := self._joined()) is not None:
-            return text
+        before = self._context, self._context_text, self._pending
+        self._pending = self._pending + [i for i in ids if self._has_text(i)]
+        if self._tokenizer.joins_bytes and (whole := self._joined(self._pending)) is not None:
+            # What follows whole characters needs no context.
+            self._context, self._context_text, self._pending = [], "", []
+            return whole
         size = self._certain()
-        return self._emit(size) if size else ""
+        text = self._emit(size) if size else ""
+        if "\ufffd" in text and len(ids) > 1:  # an invalid byte may change its neighbours' text
+            self._context, self._context_text, self._pending = before
+            return "".join([self.push([i]) for i in ids])
+        return text
 
     def flush(self) -> str:
         """Return the rest, when no more ids come; an incomplete character becomes U+FFFD."""
         return self._emit(len(self._pending))
 
-    def _joined(self) -> str | None:
-        """Return the joined bytes of all pending ids as text; None if they are incomplete or
-        invalid UTF-8. Nearly every step takes this fast path."""
+    def _joined(self, ids: Sequence[int]) -> str | None:
+        """Return the joined bytes of the ids as text; None if they are incomplete or invalid UTF-8.
+        For nearly every step they are its text."""
         try:
-            text = b"".join(map(self._tokenizer.token_bytes, self._pending)).decode()
+            return b"".join(map(self._tokenizer.token_bytes, ids)).decode()
         except UnicodeDecodeError:
             return None
-        # What follows whole characters needs no context either.
-        self._context, self._context_text, self._pending = [], "", []
-        return text
 
     def _has_text(self, token: int) -> bool:
         if self._skip and self._tokenizer.is_special(token) and token not in self._shown:
@@ -74,8 +78,11 @@ class Detokenizer:
             text = whole[len(self._context_text) :]
         else:  # the decoder rewrote the past (byte-fallback does at an invalid byte); keep it
             text = self._decode(ids)
-        self._context, self._pending = ids, rest
-        self._context_text = self._decode(ids)
+        last = 1  # the ids of the last character, as if each had come in a step of its own
+        while last < len(ids) and self._joined(ids[:-last]) is None:
+            last += 1
+        self._context, self._pending = ids[-last:], rest
+        self._context_text = self._decode(self._context)
         return text
 
     def _decode(self, ids: Sequence[int]) -> str:

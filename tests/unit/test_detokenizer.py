@@ -179,6 +179,17 @@ def test_endless_broken_bytes_keep_the_window_short() -> None:
     assert longest <= 8
 
 
+def test_the_text_of_invalid_bytes_does_not_depend_on_the_step() -> None:
+    """Bug: a decoder of byte tokens replaces a whole run of them if one is invalid, so the text
+    depended on how many came in one step: on speculation, and on where a reply went on."""
+    tokenizer, random_ = PieceTokenizer(), random.Random(3)
+    tokens = [1 + byte for byte in b"AB\xff\xe2\x82\xac\xc3\xa9"] + [257, 258, 260, 0]
+    for _ in range(2000):
+        ids = random_.choices(tokens, k=random_.randint(2, 9))
+        alone = "".join(increments(tokenizer, [[i] for i in ids]))
+        assert "".join(increments(tokenizer, list(splits(ids, random_)))) == alone, ids
+
+
 def test_neighbours_decide_the_leading_space() -> None:
     """Law: increments equal the decode of all ids with SentencePiece's leading spaces, too."""
     tokenizer = PieceTokenizer()
