@@ -17,7 +17,7 @@ from engine.messages import Output, TokenLogprobs
 from server.engine.admission import Charge
 from server.engine.client import EngineClient
 from server.engine.mailbox import Stream
-from server.errors import DeadlineExceeded, GenerationFailed
+from server.errors import DeadlineExceeded, GenerationFailed, NotReady
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
 from server.generation.progress import ReplyProgress
@@ -130,6 +130,8 @@ class Generation:
             self._deadline.cancel()
         if self._charge is not None:
             self._charge.end()
+        if isinstance(self._failure, NotReady) and not self._streams:
+            return  # refused before it reached the engine
         usage = self.usage
         ended = Ended(
             id=self.spec.id if self._progress is None else self._progress.id,

@@ -12,13 +12,14 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, Submit
 from server.api.chunks import ChunkWriter
 from server.api.completions import TEXT
 from server.api.intake import Call
 from server.api.schema import CompletionRequest
 from server.api.shapes import CompletionShape
 from server.api.sse import EventStream
+from server.engine.mailbox import Stream
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
@@ -52,6 +53,23 @@ def test_client_leaves_a_stream(n: int) -> None:
         served.until(lambda: len(client.aborted) == n)
         assert client.inflight == 0
         assert sorted(client.aborted) == sorted(s.id for s in client.submitted)
+
+
+def test_a_request_that_the_engine_is_too_late_for_counts_once() -> None:
+    """Bug: a request counted as refused and as ended with an error, and its prompt as served, if
+    the engine was lost while the request was read."""
+
+    class Lost(FakeClient):
+        def submit(self, submit: Submit) -> Stream:
+            self.state = "lost"
+            raise self.not_ready()
+
+    with serve(Lost()) as served:
+        assert httpx.post(f"{served.url}{COMPLETIONS}", json=LONG).status_code == 503
+        text = served.metrics.render().decode()
+    assert 'foredraft_rejected_requests_total{reason="not_ready"} 1.0' in text
+    assert 'foredraft_requests_total{reason="error"} 0.0' in text
+    assert "foredraft_prompt_tokens_total 0.0" in text
 
 
 def test_client_leaves_before_the_first_token() -> None:
