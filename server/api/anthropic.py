@@ -65,7 +65,7 @@ class MessageEvents:
 
     def __init__(self, call: Call, request: MessagesRequest) -> None:
         self._generation = call.generation
-        self._most = request.max_tokens
+        self._request = request
         self._shape = ChatShape(call.id, call.use)
         self._begun = False  # message_start was sent
         self._finish: str | None = None  # chat's finish reason
@@ -98,6 +98,7 @@ class MessageEvents:
         return as_events(self.last())
 
     def fail(self, error: ApiError) -> bytes:
+        error.param = error.param and self._request.name(error.param)
         return as_event(error.body_at(MESSAGES), "error")
 
     def of(self, deltas: list[Delta]) -> Iterator[Event]:
@@ -127,7 +128,7 @@ class MessageEvents:
         yield from self._close()
         usage, finish, sequence = self._usage(), self._finish, None
         if finish == "length":
-            is_full = usage["output_tokens"] < self._most
+            is_full = usage["output_tokens"] < self._request.max_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif finish == "tool_calls":
             reason = "tool_use"

@@ -68,18 +68,18 @@ class Rewritten(Generating, ABC):
             yield
         except GenerationFailed as error:
             if error.param is not None:
-                error.param = self._name(error.param)
+                error.param = self.name(error.param)
             raise
         except (ApiError, ChatTemplateError, GrammarRefused) as error:
             known = as_api_error(error)
-            message = QUOTED.sub(lambda found: f"`{self._name(found[1])}`", known.message)
-            param = None if known.param is None else self._name(known.param)
+            message = QUOTED.sub(lambda found: f"`{self.name(found[1])}`", known.message)
+            param = None if known.param is None else self.name(known.param)
             if known.code == "context_length_exceeded" and param == self.CONVERSATION:
                 param = self.LEAD if self._is_mostly_lead else param
                 message = message.replace(f"`{self.CONVERSATION}`", f"`{param}`")
             raise ApiError(known.status, message, param=param, code=known.code) from None
 
-    def _name(self, path: str) -> str:
+    def name(self, path: str) -> str:
         """Return this API's name of a field of the chat request."""
         if found := MESSAGE.match(path):
             place = self.as_messages[1][int(found[1])]

@@ -197,13 +197,22 @@ GRAMMARS: list[tuple[str, dict[str, Any], str]] = [
         {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}},
         "text.format.schema",
     ),
+    (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 5,
+            "output_config": {"format": {"type": "json_schema", "schema": {}}},
+        },
+        "output_config.format.schema",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "param"), GRAMMARS)
 def test_a_grammar_that_allows_no_next_token(path: str, body: dict[str, Any], param: str) -> None:
     """A grammar that allows no next token is the client's error: a 400 that names the field, or an
-    event that does not blame the server."""
+    event that does not blame the server. Bug: the event of a message named the field of chat."""
     client = FakeClient(refusal="the grammar allows nothing here", bad_request=True)
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         reply = http.post(path, json={"model": MODEL, **body})
@@ -212,6 +221,7 @@ def test_a_grammar_that_allows_no_next_token(path: str, body: dict[str, Any], pa
         text = http.post(path, json={"model": MODEL, **body, "stream": True}).text
         assert "allows nothing" in text
         assert "server_error" not in text
+        assert f'"param":"{param}"' in text or path == "/v1/responses"  # whose events name no field
         assert client.inflight == 0
 
 
