@@ -240,6 +240,7 @@ def _spec(
         include_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
         shown_tokens=frozenset() if prompts.use is None else shown_tokens(prompts.use.markers),
+        continues=not isinstance(request, ChatRequest) or request.continue_final_message,
         thinking=None if prompts.use is None else prompts.use.thinking,
         echoes=prompts.echoes,
         show_logprobs=request.alternatives is not None,

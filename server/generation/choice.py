@@ -60,7 +60,10 @@ class Choice:
         self._min_tokens = params.min_tokens
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=spec.skip_special_tokens, shown=spec.shown_tokens
+            tokenizer,
+            skip_special_tokens=spec.skip_special_tokens,
+            shown=spec.shown_tokens,
+            after=stream.original.prompt if spec.continues else (),
         )
         self._splitter = ThinkingSplitter(spec.thinking) if spec.thinking is not None else None
         self._undecided = 0  # tokens that may turn out to be thinking

@@ -74,6 +74,7 @@ class GenerationSpec:
     include_stop: bool = False
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is kept
+    continues: bool = True  # whether the text goes on where the prompt's ends
     thinking: Thinking | None = None  # its marks; stop strings do not apply, usage counts it
     echoes: Sequence[Echo] | None = None
     begun: Sequence[int] | None = None

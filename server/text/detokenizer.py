@@ -16,7 +16,7 @@ from server.text.tokenizer import Tokenizer
 class Detokenizer:
     """Decodes a short window with and without the new ids and emits the difference, since a
     token's text may depend on its left neighbour (SentencePiece's leading space). `shown`: special
-    tokens that are not skipped."""
+    tokens that are not skipped; `after`: ids of the text that this one continues."""
 
     def __init__(
         self,
@@ -24,12 +24,14 @@ class Detokenizer:
         *,
         skip_special_tokens: bool,
         shown: frozenset[int] = frozenset(),
+        after: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
-        self._context: list[int] = []  # the last emitted ids that had text
-        self._context_text = ""
+        # The last emitted ids that had text.
+        self._context = [i for i in after[-1:] if not tokenizer.joins_bytes and self._has_text(i)]
+        self._context_text = self._decode(self._context) if self._context else ""
         self._pending: list[int] = []
 
     @property

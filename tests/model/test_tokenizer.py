@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -19,6 +20,8 @@ from engine.errors import ModelError
 from server.errors import ChatTemplateError
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer, load_tokenizer
+from tests.support.fake_client import FakeClient, listed_script, make_ready
+from tests.support.serving import MODEL, serve
 
 FAST: Any = PreTrainedTokenizerFast  # untyped
 
@@ -258,3 +261,21 @@ def test_a_tokenizer_in_python_is_refused() -> None:
     slow = ByT5Tokenizer()
     with pytest.raises(ModelError, match="written in Python"):
         Tokenizer(slow)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_completion_goes_on_behind_its_prompt(tmp_path: Path, echo: bool) -> None:
+    """Bug: the first word of a completion lost the space before it, as if no text preceded it."""
+    tokenizer = load_tokenizer(str(sentencepiece(tmp_path)))
+    ids = tokenizer.encode("the fox", add_special_tokens=False)
+    prompt = tokenizer.encode("the", add_special_tokens=False)
+    assert ids[: len(prompt)] == prompt
+    size = tokenizer.vocab_size
+    ready = make_ready(vocab_size=size, eos_ids=[2])
+    client = FakeClient(ready=ready, script=listed_script(ids[len(prompt) :], then=2))
+    with serve(client, tokenizer=tokenizer) as served:
+        fields = {"model": MODEL, "prompt": "the", "echo": echo, "logprobs": 0}
+        reply = httpx.post(f"{served.url}/v1/completions", json=fields).json()
+    [choice] = reply["choices"]
+    assert choice["text"] == ("the fox" if echo else " fox")
+    assert choice["logprobs"]["text_offset"][-1] == (len("the") if echo else 0)
