@@ -13,20 +13,18 @@ from server.replicas.ingress import Forwarded, ResponsePart
 
 
 async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
-    """Yield what the app sends, as soon as it does, in whole events, each with the ids of its text
-    (the app sends a long payload in pieces, without a pause). Closing this iterator looks like a
-    client disconnect to the app."""
+    """Yield what the app sends, in whole events (long ones come in pieces without a pause), with
+    the ids of their text. Closing this iterator looks like a client disconnect to the app."""
     progress = request.progress or ReplyProgress()
     starts, bodies, ids = list[ResponsePart](), list[bytes](), list[int]()
-    news, gone, read = asyncio.Event(), asyncio.Event(), False
+    news, gone = asyncio.Event(), asyncio.Event()
+    whole: list[Message] = [{"type": "http.request", "body": request.body}]
 
     async def receive() -> Message:
-        nonlocal read
-        if read:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-        read = True
-        return {"type": "http.request", "body": request.body}
+        if whole:
+            return whole.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -48,8 +46,7 @@ async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[ResponsePar
                 yield starts.pop()
             if bodies:
                 part = ResponsePart(body=b"".join(bodies), progress=ReplyProgress(tokens=ids[:]))
-                bodies.clear()
-                ids.clear()
+                del bodies[:], ids[:]
                 yield part
         work.result()
     finally:
