@@ -397,6 +397,30 @@ def test_a_bug_while_submitting_leaves_nothing_behind(submitted: bool) -> None:
     run(main)
 
 
+def test_a_bug_at_the_deadline_ends_the_call() -> None:
+    """Bug: an error of no known kind, met when the deadline took what had arrived, was kept from
+    the reader, who waited for ever."""
+
+    class Undecodable(ByteTokenizer):
+        def token_bytes(self, id: int) -> bytes:
+            raise RuntimeError("a bug")
+
+    async def main() -> None:
+        client = FakeClient()
+        asked = spec(seconds=0.05)
+        streams = asked.submit(client, arrival=0.0)
+        generation = Generation(
+            asked, streams, client=client, tokenizer=Undecodable(), metrics=Metrics()
+        )
+        await asyncio.sleep(0.2)  # reads nothing before the deadline
+        with pytest.raises(RuntimeError, match="a bug"):
+            await asyncio.wait_for(generation.read(), 5)
+        generation.close()
+        assert client.inflight == 0
+
+    run(main)
+
+
 def test_metrics_of_a_finished_call() -> None:
     """Law: one request, one TTFT, and one ITL per later token are recorded."""
     metrics = Metrics()
