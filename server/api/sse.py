@@ -68,7 +68,7 @@ class EventStream(StreamingResponse):
         self._ping = ping
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
         self._sent = 0  # messages that `send` has accepted
-        self._sending = False
+        self._turn = asyncio.Lock()  # so that no ping comes between the pieces of a payload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.create_task(self._write(send))
@@ -92,11 +92,10 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.start", **start})
         async with aclosing(self._events) as payloads:
             async for payload in payloads:
-                self._sending = True
-                for at in range(0, len(payload), PIECE):
-                    await send(_body(payload[at : at + PIECE]))
-                    self._sent += 1
-                self._sending = False
+                async with self._turn:
+                    for at in range(0, len(payload), PIECE):
+                        await send(_body(payload[at : at + PIECE]))
+                        self._sent += 1
         await send(_body(b"", more=False))
 
     async def _until_stuck(self, send: Send) -> None:
@@ -107,11 +106,11 @@ class EventStream(StreamingResponse):
             await asyncio.sleep(self._ping_seconds)
             if self._sent != before:
                 before, stuck = self._sent, 0.0
-            elif self._sending:
+            elif self._turn.locked():
                 stuck += self._ping_seconds
             else:
                 try:
-                    async with asyncio.timeout(self._send_seconds):
+                    async with asyncio.timeout(self._send_seconds), self._turn:
                         ping = self._ping or f": ping - {datetime.now(UTC)}\n\n".encode()
                         await send(_body(ping))
                 except TimeoutError:

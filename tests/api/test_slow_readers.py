@@ -21,8 +21,9 @@ from server.api.completions import TEXT
 from server.api.intake import Call
 from server.api.schema import CompletionRequest
 from server.api.shapes import CompletionShape
-from server.api.sse import EventStream
+from server.api.sse import PIECE, EventStream
 from server.connection import Connection
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
@@ -211,3 +212,43 @@ def test_an_unread_rest_is_cut(stream: bool, monkeypatch: pytest.MonkeyPatch) ->
             served.until(lambda: not served.runner.server_state.connections)
     assert len(reply) > 250_000
     assert reply.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+
+
+def test_no_ping_comes_between_the_pieces_of_a_payload() -> None:
+    """Bug: a ping that waited for a slow reader was written into a long event that came just when
+    there was room."""
+    sent, event = list[bytes](), b"data: " + b"x" * 3 * PIECE + b"\n\n"
+
+    class Long(ChunkWriter):
+        async def feed(self, deltas: list[Delta]) -> bytes:
+            return event if deltas else b""
+
+    async def main() -> None:
+        gate, room = asyncio.Semaphore(0), asyncio.Event()
+        call = started(FakeClient(gate=gate))
+        writer = Long(call, TEXT, CompletionShape().choices)
+        stream = EventStream(call, writer, ping_seconds=0.02)
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            if (body := message.get("body", b"")).startswith(b": ping"):
+                await room.wait()
+            sent.append(body)
+            if len(body) == PIECE:
+                room.set()
+                await asyncio.sleep(0)
+
+        later = asyncio.get_running_loop().call_later
+        later(0.2, gate.release)  # while a ping waits
+        later(0.3, room.set)
+        streaming = asyncio.create_task(stream({"type": "http"}, receive, send))
+        await asyncio.sleep(0.5)
+        streaming.cancel()
+        await asyncio.gather(streaming, return_exceptions=True)
+
+    asyncio.run(main())
+    assert event in b"".join(sent)
+    assert any(body.startswith(b": ping") for body in sent)
