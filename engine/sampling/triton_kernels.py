@@ -212,7 +212,7 @@ def _told_by(keys, WIDTH: tl.constexpr):
 @triton.jit
 def _merged(top, keys):
     """Return the largest of both, descending, as many as in one; `top` descends, `keys` ascend."""
-    return tl.sort(tl.maximum(top, keys), descending=True)
+    return tl.bitonic_merge(tl.maximum(top, keys), descending=True)
 
 
 @triton.jit
