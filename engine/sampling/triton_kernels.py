@@ -210,9 +210,9 @@ def _told_by(keys, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _merged(top, keys):
-    """Return the largest of both, descending, as many as in one; `top` descends, `keys` ascend."""
-    return tl.bitonic_merge(tl.maximum(top, keys), descending=True)
+def _merged(ascend, descend, DESCENDING: tl.constexpr):
+    """Return the largest of both, as many as in one, ascending or DESCENDING."""
+    return tl.bitonic_merge(tl.maximum(ascend, descend), descending=DESCENDING)
 
 
 @triton.jit
@@ -227,7 +227,7 @@ def top_of_parts(
     WIDTH: tl.constexpr, COUNT: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Compute, for each `(row, part)` of `[any, WIDTH]` logits times their scale, the KEPT largest
-    keys, descending, and in `sums` the maximum, the sum of exp(logit - maximum), and the number of
+    keys, ascending, and in `sums` the maximum, the sum of exp(logit - maximum), and the number of
     ids ranked above the row's token. A part has STEPS times COUNT ids. Runs for `rows` of the
     logits and their `tokens`, or if None, for all `filtered` rows with their `scales`."""
     row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, COUNT)
@@ -240,7 +240,7 @@ def top_of_parts(
         values, scale = logits + tl.load(rows + row) * WIDTH, 1.0
         token = tl.maximum(tl.load(tokens + row).to(tl.int32), 0)
         bound = _keys_of(tl.load(values + token).to(tl.float32), token, WIDTH)
-    top = tl.full((COUNT,), _LEAST_KEY, tl.int64)
+    top = tl.full((KEPT,), _LEAST_KEY, tl.int64)
     most, total = tl.full((), -_INF, tl.float32), 0.0
     before = tl.full((), 0, tl.int32)
     for step in range(STEPS):
@@ -248,13 +248,13 @@ def top_of_parts(
         mask = ids < WIDTH
         found = tl.load(values + ids, mask=mask, other=-_INF).to(tl.float32) * scale
         keys = tl.where(mask, _keys_of(found, ids, WIDTH), _LEAST_KEY)
-        top = _merged(top, tl.sort(keys))
+        top = _merged(top, tl.topk(keys, KEPT), False)
         before += tl.sum((keys > bound).to(tl.int32), axis=0)
         last, most = most, tl.maximum(most, tl.max(found, axis=0))
         total = total * tl.exp(last - _finite(most))
         total += tl.sum(tl.exp(found - _finite(most)), axis=0)
     at = row * tl.num_programs(1) + part
-    tl.store(tops + at * KEPT + lanes, top, mask=lanes < KEPT)
+    tl.store(tops + at * KEPT + tl.arange(0, KEPT), top)
     tl.store(sums + at * 3, most)
     tl.store(sums + at * 3 + 1, total)
     tl.store(sums + at * 3 + 2, before.to(tl.float32))
@@ -262,12 +262,12 @@ def top_of_parts(
 
 @triton.jit
 def _of_row(tops, sums, row, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr):
-    """Reduce the results of `top_of_parts`: return the row's KEPT largest keys, its logsumexp in
-    float64, and the number of ids above its token. LANES: a power of two, not below PARTS."""
+    """Reduce the results of `top_of_parts`: return the row's KEPT largest keys, descending, its
+    float64 logsumexp, and how many ids are above its token. LANES: a power of 2, at least PARTS."""
     lanes, parts = tl.arange(0, KEPT), tl.arange(0, LANES)
-    top = tl.load(tops + row * PARTS * KEPT + lanes)
+    top = tl.load(tops + (row * PARTS + 1) * KEPT - 1 - lanes)
     for part in range(1, PARTS):
-        top = _merged(top, tl.load(tops + (row * PARTS + part + 1) * KEPT - 1 - lanes))
+        top = _merged(tl.load(tops + (row * PARTS + part) * KEPT + lanes), top, True)
     mask, at = parts < PARTS, sums + (row * PARTS + parts) * 3
     most = tl.load(at, mask=mask, other=-_INF).to(tl.float64)
     shift = _finite(tl.max(most, axis=0))
