@@ -29,8 +29,8 @@ def has_kernels(device: torch.device) -> bool:
 def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, has_noise: Tensor) -> Tensor:
     """Return float64 `[3, rows]` results of `device_draws.best_and_margin`, of `[rows, vocab]`
     logits times their row's scale, plus the noise of its key (`low` and `high` half, as int32)
-    where `has_noise`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches, whose
-    grids depend only on shapes; the host does not wait."""
+    where `has_noise`. These four are `[rows]` or `[rows, 1]`, of any dtype, with one stride between
+    rows. Two launches, whose grids depend only on shapes; the host does not wait."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
@@ -38,13 +38,12 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, has_noise: T
     tops = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
     ids = torch.empty(2, rows, blocks, dtype=torch.int32, device=logits.device)
     drawn = torch.empty(3, rows, dtype=torch.float64, device=logits.device)
-    columns = (scales, low, high, has_noise)
-    apart = [column.stride(0) for column in columns]
     lanes = 1 << (blocks - 1).bit_length()
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         kernels.best_of_blocks[rows, blocks](
-            tops, ids, logits, *columns, *apart, WIDTH=vocab, **kernels.OPTIONS
-        )
+            tops, ids, logits, scales, low, high, has_noise, scales.stride(0),
+            WIDTH=vocab, **kernels.OPTIONS,
+        )  # fmt: skip
         kernels.best_of_rows[rows,](drawn, tops, ids, BLOCKS=blocks, LANES=lanes, **kernels.OPTIONS)
     return drawn
 
@@ -75,11 +74,10 @@ def draw_likeliest(
 
     if drawn is None:
         drawn = torch.empty(3, len(logits), dtype=torch.float64, device=logits.device)
-    apart = [column.stride(0) for column in columns]
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         *tops, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])
         kernels.best_of_likeliest[len(logits),](
-            drawn, *tops, *columns, *apart, FOR_DRAFT=for_draft, **sizes
+            drawn, *tops, *columns, scales.stride(0), FOR_DRAFT=for_draft, **sizes
         )
     return drawn
 
@@ -115,10 +113,10 @@ def _topped(
     grid = len(logits if rows is None else rows), parts
     tops = torch.empty(*grid, kept, dtype=torch.int64, device=logits.device)
     sums = torch.empty(*grid, 3, dtype=torch.float32, device=logits.device)
-    apart = [0 if column is None else column.stride(0) for column in (scales, filtered)]
+    of_row = 0 if scales is None else scales.stride(0)
     sizes: dict[str, Any] = {"WIDTH": width, "KEPT": kept, **kernels.OPTIONS}
     kernels.top_of_parts[grid](
-        tops, sums, logits, rows, tokens, scales, filtered, *apart,
+        tops, sums, logits, rows, tokens, scales, filtered, of_row,
         COUNT=MOST_RANKED, STEPS=steps, **sizes,
     )  # fmt: skip
     return tops, sums, {**sizes, "PARTS": parts, "LANES": 1 << (parts - 1).bit_length()}

@@ -115,22 +115,21 @@ def _second_token(second, token):
     return tl.where(tl.abs(second) < _INF, token, _NO_TOKEN).to(tl.float64)
 
 
-@triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "has_noise"))
+@triton.jit(do_not_specialize=("scales", "low", "high", "has_noise", "of_row"))
 def best_of_blocks(
-    tops, ids, logits, scales, low, high, has_noise,
-    of_scales, of_low, of_high, of_has_noise, WIDTH: tl.constexpr,
+    tops, ids, logits, scales, low, high, has_noise, of_row, WIDTH: tl.constexpr
 ):  # fmt: skip
     """Compute the best two scores and their ids of each `(row, block)` of `[rows, WIDTH]` logits. A
-    NaN counts as two infinities, so the best score is not finite and there is no margin. `of_...`:
-    strides between rows."""
+    NaN counts as two infinities, so the best score is not finite and there is no margin. `of_row`:
+    stride of the parameters between rows."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     mask = lanes < WIDTH
     scores = tl.load(logits + row * WIDTH + lanes, mask=mask, other=0.0).to(tl.float32)
-    scores = scores * tl.load(scales + row * of_scales).to(tl.float32)
-    if tl.load(has_noise + row * of_has_noise).to(tl.float32) > 0:
-        first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
-        last = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
+    scores = scores * tl.load(scales + row * of_row).to(tl.float32)
+    if tl.load(has_noise + row * of_row).to(tl.float32) > 0:
+        first = tl.load(low + row * of_row).to(tl.int32).to(tl.uint32, bitcast=True)
+        last = tl.load(high + row * of_row).to(tl.int32).to(tl.uint32, bitcast=True)
         scores = scores + gumbel_of(hashed(words_of(lanes), first, last))
     is_nan = scores != scores
     best = tl.where(mask, tl.where(is_nan, _INF, scores), -_INF)
@@ -221,9 +220,9 @@ def _finite(shift):
     return tl.where(shift > -_INF, shift, 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=("rows", "tokens", "scales", "filtered"))
+@triton.jit(do_not_specialize=("rows", "tokens", "scales", "filtered", "of_row"))
 def top_of_parts(
-    tops, sums, logits, rows, tokens, scales, filtered, of_scales, of_filtered,
+    tops, sums, logits, rows, tokens, scales, filtered, of_row,
     WIDTH: tl.constexpr, COUNT: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Compute, for each `(row, part)` of `[any, WIDTH]` logits times their scale, the KEPT largest
@@ -232,9 +231,9 @@ def top_of_parts(
     logits and their `tokens`, or if None, for all `filtered` rows with their `scales`."""
     row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, COUNT)
     if rows is None:
-        if tl.load(filtered + row * of_filtered) <= 0:
+        if tl.load(filtered + row * of_row) <= 0:
             return
-        values, bound, scale = logits + row * WIDTH, 0, tl.load(scales + row * of_scales)
+        values, bound, scale = logits + row * WIDTH, 0, tl.load(scales + row * of_row)
         scale = scale.to(tl.float32)
     else:
         values, scale = logits + tl.load(rows + row) * WIDTH, 1.0
@@ -295,25 +294,25 @@ def scores_of_rows(
     tl.store(to + 2 + count + lanes, values, mask=lanes < count)
 
 
-@triton.jit(do_not_specialize_on_alignment=("low", "high", "sizes", "shares", "floors", "filtered"))
+@triton.jit(do_not_specialize=("low", "high", "sizes", "shares", "floors", "filtered", "of_row"))
 def best_of_likeliest(
-    drawn, tops, sums, low, high, sizes, shares, floors, filtered,
-    of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, FOR_DRAFT: tl.constexpr,
-    WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
+    drawn, tops, sums, low, high, sizes, shares, floors, filtered, of_row,
+    FOR_DRAFT: tl.constexpr, WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """Reduce the results of `top_of_parts` to float64 `[3, rows]` tokens, margins and second-best
     tokens of `filtered` rows, as `filters.survivors`. With FOR_DRAFT, rows that would be UNDECIDED
     stay unchanged."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
-    if tl.load(filtered + row * of_filtered) <= 0:
+    if tl.load(filtered + row * of_row) <= 0:
         return
     mask = lanes < WIDTH
     keys, total, _ = _of_row(tops, sums, row, KEPT, PARTS, LANES)
     ids, top = _told_by(keys, WIDTH)
     top = tl.where(mask, top, -_INF)
     most = tl.max(top, axis=0).to(tl.float64)
-    size = tl.load(sizes + row * of_sizes).to(tl.int32)
-    share = tl.load(shares + row * of_shares).to(tl.float64)
+    size = tl.load(sizes + row * of_row).to(tl.int32)
+    share = tl.load(shares + row * of_row).to(tl.float64)
     sums = tl.cumsum(tl.where(mask, tl.exp(top.to(tl.float64) - most), 0.0), axis=0)
     among = tl.max(tl.where(lanes < size, sums, 0.0), axis=0)
     whole = tl.where(size < WIDTH, among, tl.exp(total - most))
@@ -323,11 +322,11 @@ def best_of_likeliest(
     count = tl.minimum(needed, possible)
     least = tl.max(tl.where(lanes == count - 1, top, -_INF), axis=0)
     least = tl.where(size < WIDTH, least, tl.where(share < 1, least, -_INF))
-    floor = (most + tl.load(floors + row * of_floors).to(tl.float64)).to(tl.float32)
+    floor = (most + tl.load(floors + row * of_row).to(tl.float64)).to(tl.float32)
     last = tl.min(tl.where(mask, top, _INF), axis=0)
     above = top - tl.maximum(floor, least)
-    first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
-    second = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
+    first = tl.load(low + row * of_row).to(tl.int32).to(tl.uint32, bitcast=True)
+    second = tl.load(high + row * of_row).to(tl.int32).to(tl.uint32, bitcast=True)
     scores = tl.where(above < _INF, above, top) + gumbel_of(hashed(words_of(ids), first, second))
     scores = tl.where(mask & (lanes < count) & (above > _BELOW_ZERO), scores, -_INF)
     ids = ids.to(tl.int32)

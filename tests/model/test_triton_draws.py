@@ -259,9 +259,9 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def compiled(kernel: object, pointers: dict[str, str], constants: dict[str, Any]) -> str:
+    def compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any]) -> str:
         types = pointers | dict.fromkeys(constants, "constexpr")
-        apart = {f"of_{name}": "i32" for name in columns if name in pointers}
+        apart = {"of_row": "i32"} if "of_row" in kernel.arg_names else {}
         aligned = {(2,): [["tt.divisibility", 16]]} if "logits" in pointers else {}
         source = triton.compiler.ASTSource(kernel, types | apart, constants, aligned)
         made = triton.compile(source, GPUTarget("cuda", 90, 32), kernels.OPTIONS)
@@ -290,7 +290,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     compiled(kernels.top_of_parts, {**left, "logits": "*bf16", **own}, {**pieces, **none})
     requested = {"logits": "*fp32", "rows": "*i64", "tokens": "*fp64"}
     few = {"KEPT": 32}
-    without = {"scales": None, "filtered": None, "of_scales": 0, "of_filtered": 0}
+    without = {"scales": None, "filtered": None}
     compiled(kernels.top_of_parts, {**left, **requested}, {**pieces, **few, **without})
     given = {"scores": "*fp64", **left, **requested, "count": "i32"}
     compiled(kernels.scores_of_rows, given, parts | few)
