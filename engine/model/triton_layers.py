@@ -75,7 +75,7 @@ def add_rows(
         tl.store(normed + row * normed_step + lanes, x.to(normed.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("slots",))
 def rotate_heads(
     queries, packed, keys, values, slots, cosine, sine, query_norm, key_norm,
     query_epsilon, key_epsilon, offset, key_head, key_slot, value_head, value_slot,
