@@ -26,8 +26,6 @@ from engine.attention.interface import (
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.triton_kernels import PIECE, ROW, Splitting, Tables, attend
 
-_Piece = tuple[int, int, int, int, int, int]
-
 MOST_NODES = 64  # of a tree: one bit of a mask each
 DECODES = Splitting()
 # Outside graphs, where a span has `LONG` rows: its pieces are programs enough without split keys.
@@ -112,21 +110,21 @@ class HostTables:
     def __init__(
         self, spans: Sequence[Span], size: int, steps: int = 1, rows: int = DECODES.rows
     ) -> None:
-        pieces, tables, trees, page = list[_Piece](), list["array[int]"](), list[Span](), 0
+        pieces, tables, trees, page = list[int](), list["array[int]"](), list[Span](), 0
         for span in spans:
             row, length, start, blocks, nodes = span
             count = -(-(start + length + steps - 1) // size)
             table = blocks if len(blocks) == count else blocks[:count]
             tables.append(table if isinstance(table, array) else array("i", table))
             if length <= rows and not nodes:
-                pieces.append((row, length, start + length, start, row, page))
+                pieces += (row, length, start + length, start, row, page)
             else:
                 pieces += _pieces(span, page, rows)
             if nodes:
                 trees.append(span)
             page += count
         self.pages = np.frombuffer(b"".join(tables), np.int32)
-        self.pieces = np.array(pieces, np.int32)
+        self.pieces = np.array(pieces, np.int32).reshape(-1, PIECE.value)
         self._list_rows(size, steps)
         for tree in trees:
             self._place_nodes(tree.row + tree.length, tree.end, tree.ancestors or ())
@@ -151,18 +149,17 @@ class HostTables:
         rows[:, 1:] = np.array(bits, np.uint64)[:, None].view(np.int32)
 
 
-def _pieces(span: Span, page: int, rows: int) -> list[_Piece]:
-    """Pieces of a span: each of a chain is a chain that starts later; those of a tree share a
-    root."""
+def _pieces(span: Span, page: int, rows: int) -> list[int]:
+    """The numbers of a span's pieces: a chain's are chains, and those of a tree share a root."""
     row, length, start, _, nodes = span
     chain = length - len(nodes or ())
-    pieces = []
+    pieces = list[int]()
     for at in range(0, chain, rows):
         count, root = min(rows, chain - at), start + at
-        pieces.append((row + at, count, root + count, root, row + at, page))
+        pieces += (row + at, count, root + count, root, row + at, page)
     for at in range(chain, length, rows):
         count = min(rows, length - at)
-        pieces.append((row + at, count, span.end, start + chain, row + chain, page))
+        pieces += (row + at, count, span.end, start + chain, row + chain, page)
     return pieces
 
 
