@@ -70,7 +70,7 @@ def segments(chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Segment]:
     for chunk, proposal in zip(chunks, proposals, strict=True):
         seq, start, length, _ = chunk
         draft_tokens, end = proposal.tokens, start + length
-        committed = max(prompt_rows(chunk), int(end == len(seq.tokens)))
+        committed = prompt_rows(chunk) or int(end == len(seq.tokens))
         packed.append(
             Segment(
                 seq.tokens[start:end] + draft_tokens,

@@ -107,7 +107,7 @@ class Rounds:
         numbers = read_in_one_copy([*pending.sent, *drawn.sent])
         drafted = iter(draft.finish(pending, numbers[: len(pending.sent)]))
         proposals = [
-            next(drafted) if chunk.k and chunk.samples else free
+            next(drafted) if chunk.k else free
             for chunk, free in zip(chunks, looked_up, strict=True)
         ]
         self._allowance.keep(plan.chunks, proposals)  # cuts nothing; the controller learns
@@ -147,9 +147,9 @@ def _packed(
     """Return, for each chunk, the target's Segment, and for each that samples, the Rows to draw
     from. Then, for draft tokens that the host has not seen: their indices in the packed tokens, and
     the rows that they are drawn from. `looked_up`: look-up proposals; `chunks`: for the draft."""
+    unseen = {k: Proposal([0] * k) for k in {chunk.k for chunk in chunks}}
     proposals = [
-        Proposal([0] * chunk.k) if chunk.k else free
-        for chunk, free in zip(chunks, looked_up, strict=True)
+        unseen[chunk.k] if chunk.k else free for chunk, free in zip(chunks, looked_up, strict=True)
     ]
     packed = segments(chunks, proposals)
     rows, unseen_at, drawn_from = list[Rows](), list[int](), list[int]()
