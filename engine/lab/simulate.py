@@ -15,6 +15,7 @@ import multiprocessing
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from engine.arguments import Parser, exit_code, show, whole
 from engine.lab.files import writable, write_json
@@ -32,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def answer(parsed: argparse.Namespace) -> str:
     """Return the text to print, and write the --json file. Raises EngineError."""
     writable({"--json": parsed.json})
-    names = parsed.policy or [WHOLE]
     numbers = range(parsed.first, parsed.first + parsed.worlds)
-    task = partial(play_world, names=names, k_max=parsed.k_max, charge=parsed.charge)
+    options = {"k_max": parsed.k_max, "charge": parsed.charge, "noise": parsed.noise}
+    task = partial(play_world, policies=parsed.policy or [WHOLE], **options)
     with multiprocessing.Pool(parsed.processes) as pool:
         played = pool.map(task, numbers, chunksize=1)
     write_json(parsed.json, [world.as_dict() for world in played])
@@ -55,10 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def play_world(number: int, *, names: Sequence[str], k_max: int, charge: float) -> Played:
-    """Play every fixed K and every policy in one world."""
-    world = random_world(number)
-    return play(world, names, k_max=k_max, charge=charge, seed=world.number)
+def play_world(number: int, **options: Any) -> Played:
+    """Play every fixed K and the policies in one world. `options`: see `play`."""
+    return play(random_world(number), seed=number, **options)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def answer(parsed: argparse.Namespace) -> str:
     played = [
         play(
             scene, names, k_max=parsed.k_max or max(scene.trace.header.k_max, least),
-            charge=parsed.charge, seed=seed, passes=parsed.passes,
+            charge=parsed.charge, noise=parsed.noise, seed=seed, passes=parsed.passes,
         )
         for scene, seed in cases
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from engine.lab.replay.recorded import Recorded
 from engine.lab.replay.variants import VARIANTS
 from engine.lab.replay.worlds import World
 
-NOISE = 0.05  # standard deviation of the logarithm of a timing that a controller sees
+NOISE = 0.05  # of the timings that a controller sees, if not given: see --noise
 ORACLE = "oracle: best K by phase"
 _SLOWER = 1.02  # a policy's time over that of K = 0 above which it counts as slower
 
@@ -68,26 +68,28 @@ def add_options(parser: argparse.ArgumentParser, *, charge: float) -> None:
         help=f"one of: {', '.join(VARIANTS)}; may be repeated")  # fmt: skip
     add("--charge", type=number(0, 1000), default=charge, metavar="TIMES",
         help=f"count a policy's own measured time so many times ({charge:g})")  # fmt: skip
+    add("--noise", type=number(0, 10), default=NOISE, metavar="SD",
+        help=f"standard deviation of the log of times that policies see ({NOISE:g})")  # fmt: skip
     add("--json", metavar="FILE", help="all figures, for programs")
 
 
-def _player(policy: str, scene: Scene, k_max: int, *, charge: float, seed: int) -> Player:
+def _player(name: str, scene: Scene, k_max: int, charge: float, noise: float, seed: int) -> Player:
     """Return a player of a new controller of VARIANTS, which sees noisy timings."""
-    controller = VARIANTS[policy](k_max, stops=scene.stops)
+    controller = VARIANTS[name](k_max, stops=scene.stops)
     controller.costs.set_profile(scene.profile)
-    noise = partial(np.random.default_rng([seed, 10**6]).lognormal, 0.0, NOISE)
+    factor = partial(np.random.default_rng([seed, 10**6]).lognormal, 0.0, noise)
     return Player(
-        controller, scene.costs, noise=noise, budget=scene.budget, stops=scene.stops, charge=charge
+        controller, scene.costs, noise=factor, budget=scene.budget, stops=scene.stops, charge=charge
     )
 
 
 def play(
-    scene: Scene, policies: Sequence[str], *, k_max: int, charge: float, seed: int = 0,
-    passes: int = 1,
+    scene: Scene, policies: Sequence[str], *, k_max: int, charge: float, noise: float = NOISE,
+    seed: int = 0, passes: int = 1,
 ) -> Played:  # fmt: skip
     """Play every fixed K, and the named policies for `passes` passes, of which the last counts.
     `charge`: how many times a policy's own time is added."""
-    players = [_player(name, scene, k_max, charge=charge, seed=seed) for name in policies]
+    players = [_player(name, scene, k_max, charge, noise, seed) for name in policies]
     fixed = [
         scene.score(f"K={k}", Player(FixedK(k), scene.costs, budget=scene.budget))
         for k in range(k_max + 1)
