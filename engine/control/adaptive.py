@@ -177,7 +177,7 @@ class AdaptiveK:
     def update(self, record: StepRecord) -> None:
         """Learn from the step after the last choice. Outcomes are taken from every step and learnt
         in batches; all else is learnt from one step in `_every`."""
-        if self._steps_at_zero >= _SETTLED and record.reason == "off":
+        if self._steps_at_zero >= _SETTLED or record.reason == "baseline":
             self.costs.gather(record)
         if self._skipped and (record.reason == "off" or not record.k):  # cheap checks first
             return
@@ -206,7 +206,8 @@ class AdaptiveK:
         explore, probe = self._explore, self._explore.round == "probe"
         if seen.is_decode and seen.num_sequences:
             settled = not 0 < self._steps_at_zero <= _SETTLED
-            self.costs.learn(seen, caught_up=self._caught_up, settled=settled)
+            if settled or explore.is_last:
+                self.costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
             every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
             self._every = min(every, 1 + self._since_change // 4)  # a new choice may be an error

@@ -24,7 +24,7 @@ from engine.scheduling.step_record import StepRecord
 _NOISE, _NEW, _NEW_MACHINE, _MIN = 4e-3, 2e-2, 1.0, 3e-4
 _DRIFT, _MOST_DRIFT = 3e-4, 5e-2
 _OUTLIER = 0.4  # log-seconds at which an error is clipped
-_MEMORY = 24  # rounds that the machine factor for predictions averages over
+_MEMORY = 24  # rounds that the machine factor for predictions, and the noise, average over
 _ROW = 5e-6  # prior host seconds per row
 _FAR = 1e6  # rows or sequences up to which curves are extrapolated
 _LEAST = 1e-7  # seconds; a logarithm is taken
@@ -99,6 +99,7 @@ class TargetCost:
         self._curves = {n: self._curve(own) for n, own in usable.items()}
         self.machine = self.now = 0.0  # log of the machine factor: mean, latest
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
+        self._noise = self._error = 0.0  # variance, by differences of errors: a jump counts once
         # By bit length of the batch size and `_places`: log of the factor, and its variance.
         self._sizes: dict[int, dict[int, tuple[float, float]]] = {}
 
@@ -112,9 +113,8 @@ class TargetCost:
 
     def _curve(self, points: Points) -> Curve:
         rows, seconds = np.array(sorted(points), dtype=float).T
-        return Curve(
-            list(dict(zip(self._run(rows).tolist(), seconds.tolist(), strict=True)).items())
-        )
+        largest = dict(zip(self._run(rows).tolist(), seconds.tolist(), strict=True))
+        return Curve(list(largest.items()))
 
     def profiled(self, rows: Array, batch: int) -> Array:
         """Return the profile's seconds; between two batch sizes, at equal rows per sequence."""
@@ -158,7 +158,8 @@ class TargetCost:
         elif outlier:  # two in a row: the machine's speed changed
             machine, self._count = _NEW_MACHINE, 0
         self._outlier = outlier
-        share = 1.0 / (variance + machine + _NOISE)
+        self._noise += (min((error - self._error) ** 2, _OUTLIER**2) / 2 - self._noise) / _MEMORY
+        share, self._error = 1.0 / (variance + machine + max(_NOISE, self._noise)), error
         own[place] = factor + variance * share * error, max(variance * (1 - variance * share), _MIN)
         self._variance = machine * (1 - machine * share)
         self.now += machine * share * error
@@ -304,8 +305,7 @@ class CostModel:
         self._target.update(seen.rows, sequences, seconds, more, settled=settled)
         if not seen.prompt_rows:
             self._learn_host(seen, drafted=steps > 0, settled=settled)
-            drafting = seen.num_drafting
-            if steps and caught_up and drafting:
+            if steps and caught_up and (drafting := seen.num_drafting):
                 seconds = exp(-self._target.now) * seen.draft_seconds
                 seconds = max(seconds - steps * self._more(drafting, 1), 0.0)
                 self._draft_line(drafting).update(steps, seconds / self._draft_unit(drafting))

@@ -14,7 +14,7 @@ Round = Literal["usual", "probe", "trial", "baseline"]
 PROBE_FIRST, _PROBE_LAST = 16, 48  # steps at K = 0 before a probe: at first, at most
 _TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in its first step the drafter catches up
 _BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # steps at K > 0 before a baseline
-_BASELINE_ROUNDS = 4  # steps of a later baseline if K = 0 is close: caches must settle
+_BASELINE_ROUNDS = 5  # steps of a later baseline if K = 0 is close; their mean is learnt from
 _SHARE, _SHARE_OF_GAIN = 0.005, 0.25  # shares of all time and of time saved that pay off debts
 _CLOSE = 0.2  # below this gain the cost model's error may decide
 _LARGEST_DEBT = 10.0  # in usual steps; bound on a debt

@@ -44,8 +44,7 @@ class Modes:
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """Set the mode from the next choice on. Raises ConfigError if K is not allowed."""
-        refusal = mode_refusal(SetSpeculation(mode, k), self.configured.k_max)
-        if refusal is not None:
+        if refusal := mode_refusal(SetSpeculation(mode, k), self.configured.k_max):
             raise ConfigError(refusal[1])
         if mode != "auto":
             self._before = None
