@@ -45,8 +45,8 @@ class Connection(H11Protocol):
         self._refused = False  # nothing more is read
 
     def connection_made(self, transport: Any) -> None:
-        used: Any = _Unhurried(transport) if transport.get_extra_info("sslcontext") else transport
-        super().connection_made(used)
+        is_plain = transport.get_extra_info("sslcontext") is None
+        super().connection_made(transport if is_plain else _Unhurried(transport))
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:

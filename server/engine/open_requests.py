@@ -105,11 +105,7 @@ class OpenRequests:
             if output.finish is not None:
                 del self._open[output.id]
             if request.cut_at is not None:
-                self._on_held("resumed", time.monotonic() - request.cut_at)
-                request.deaths = request.alone = 0
-                request.cut_at = None
-                if request is self._tried:
-                    self._submit_next()
+                self._on_resumed(request, request.cut_at)
             request.put(output)
 
     def abort(self, ids: Iterable[str]) -> None:
@@ -175,6 +171,13 @@ class OpenRequests:
         for request in waiting:
             if not request.sent:
                 self._submit(request)
+
+    def _on_resumed(self, request: OpenRequest, cut_at: float) -> None:
+        self._on_held("resumed", time.monotonic() - cut_at)
+        request.deaths = request.alone = 0
+        request.cut_at = None
+        if request is self._tried:
+            self._submit_next()
 
     def _give_up(self, request: OpenRequest) -> None:
         times = f"{request.deaths} times in a row, twice with no other request"

@@ -189,8 +189,7 @@ class _Answer:
                 await self._send_body(part.body)
                 for event in part.body.split(b"\n\n")[:-1]:
                     self._events += not event.startswith((b":", b"event: ping"))
-                self._over |= part.body.endswith(DONE)
-                self._over |= any(b"event: %b\n" % end in part.body for end in ENDS)
+                self._over |= _has_end(part.body)
         await self._send_body(b"", more=False)
 
     def _next(self) -> Forwarded:
@@ -243,6 +242,11 @@ async def _unless_disconnected(
 
 async def _rest(parts: AsyncGenerator[ResponsePart, None]) -> bytes:
     return b"".join([part.body async for part in parts])
+
+
+def _has_end(body: bytes) -> bool:
+    """Whether `body` holds the last event of a reply."""
+    return body.endswith(DONE) or any(b"event: %b\n" % end in body for end in ENDS)
 
 
 def merged(texts: Mapping[str, bytes]) -> bytes:
