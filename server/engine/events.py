@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from engine.messages import Event, Fatal, Outputs
-from server.engine.open_requests import OpenRequests
+from server.engine.mailbox import Mailboxes
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ def bound(socket: S, endpoint: str) -> S:
 
 
 class EventReader:
-    """Delivers Outputs to `requests`, then passes each event on. Events are read in a callback of
+    """Delivers Outputs to `mailboxes`, then passes each event on. Events are read in a callback of
     the event loop, since a task and a future per step would cost more than all other work on a
     step."""
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        requests: OpenRequests,
+        mailboxes: Mailboxes[Any],
         on_event: Callable[[Event], None],
     ) -> None:
         self._socket = socket
-        self._requests = requests
+        self._mailboxes = mailboxes
         self._on_event = on_event
         self._decode = msgspec.msgpack.Decoder(Event).decode
         self._loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ class EventReader:
                     return
                 event = self._decode(self._socket.recv(zmq.NOBLOCK))
                 if isinstance(event, Outputs):
-                    self._requests.deliver(event.items)
+                    self._mailboxes.deliver(event.items)
                 self._on_event(event)
             self._loop.call_soon(self._read)
         except Exception as error:  # a bug here or in a callback must not leave requests hanging

@@ -1,10 +1,13 @@
-"""Stream: the mailbox between the engine's Outputs and the reader of one request."""
+"""Mailboxes: from the engine's Outputs to the reader of each request."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from array import array
+from collections.abc import Iterable
 from itertools import chain
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -65,6 +68,33 @@ class Stream:
         self._failure = sentence
         self._ended = True
         self.wake.set()
+
+
+S = TypeVar("S", bound=Stream)
+
+
+class Mailboxes(ABC, Generic[S]):
+    """The streams of all requests that have not ended, by id."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, S] = {}
+
+    def deliver(self, items: Iterable[Output]) -> None:
+        """Put each Output into its mailbox, those with a first token first, for TTFT; drop Outputs
+        of requests that have ended here."""
+        for output in sorted(items, key=lambda output: output.cached_tokens is None):
+            stream = self._open.get(output.id)
+            if stream is None:
+                continue
+            if output.finish is not None:
+                del self._open[output.id]
+            if stream.cut_at is not None:
+                self._on_resumed(stream, stream.cut_at)
+            stream.put(output)
+
+    @abstractmethod
+    def _on_resumed(self, stream: S, cut_at: float) -> None:
+        """The stream is about to get its first Output since it was cut."""
 
 
 def _merged(steps: list[Output]) -> Output:

@@ -19,7 +19,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from engine.messages import Abort, Command, Output, Ready, ResumedReply, Speculation, Submit
-from server.engine.mailbox import Stream
+from server.engine.mailbox import Mailboxes, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _can(settings: Speculation, ready: Ready) -> bool:
     return bounded and set(settings.proposers or ()) <= set(ready.proposers)
 
 
-class OpenRequests:
+class OpenRequests(Mailboxes[OpenRequest]):
     """Open requests by id. `send` sends commands to the current engine, if any. A request is held
     for up to `seconds` (0: never); `on_held` gets the outcome and the seconds of interruption."""
 
@@ -71,7 +71,7 @@ class OpenRequests:
         seconds: float,
         on_held: Callable[[ResumeOutcome, float], None],
     ) -> None:
-        self._open: dict[str, OpenRequest] = {}
+        super().__init__()
         self._send = send
         self.hold_seconds = seconds
         self._on_held = on_held
@@ -94,19 +94,6 @@ class OpenRequests:
         elif self._tried is None:
             self._submit(request)
         return request
-
-    def deliver(self, items: Iterable[Output]) -> None:
-        """Put each Output into its mailbox, those with a first token first, for TTFT; drop Outputs
-        of requests that have ended here."""
-        for output in sorted(items, key=lambda output: output.cached_tokens is None):
-            request = self._open.get(output.id)
-            if request is None:
-                continue
-            if output.finish is not None:
-                del self._open[output.id]
-            if request.cut_at is not None:
-                self._on_resumed(request, request.cut_at)
-            request.put(output)
 
     def abort(self, ids: Iterable[str]) -> None:
         """End these requests; ids that have ended are ignored."""
@@ -172,11 +159,11 @@ class OpenRequests:
             if not request.sent:
                 self._submit(request)
 
-    def _on_resumed(self, request: OpenRequest, cut_at: float) -> None:
+    def _on_resumed(self, stream: OpenRequest, cut_at: float) -> None:
         self._on_held("resumed", time.monotonic() - cut_at)
-        request.deaths = request.alone = 0
-        request.cut_at = None
-        if request is self._tried:
+        stream.deaths = stream.alone = 0
+        stream.cut_at = None
+        if stream is self._tried:
             self._submit_next()
 
     def _give_up(self, request: OpenRequest) -> None:

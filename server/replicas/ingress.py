@@ -171,11 +171,10 @@ class _Answer:
         async with aclosing(self._ask(self._next())) as parts:
             first = await anext(parts)
             assert first.start is not None
-            if self._progress is not None and (status := first.start["status"]) != 200:
-                raise ApiError(status, json.loads(await _rest(parts))["error"]["message"])
+            if self._progress is not None and first.start["status"] != 200:
+                raise _refusal(first.start["status"], await _rest(parts))
             if self._progress is None:
-                kind = dict(first.start["headers"]).get(b"content-type", b"")
-                if not kind.startswith(b"text/event-stream"):
+                if not _is_stream(first.start):
                     body = await _rest(parts)
                     await self._send(first.start)
                     return await self._send_body(body, more=False)
@@ -244,9 +243,19 @@ async def _rest(parts: AsyncGenerator[ResponsePart, None]) -> bytes:
     return b"".join([part.body async for part in parts])
 
 
+def _is_stream(start: Message) -> bool:
+    kind = dict(start["headers"]).get(b"content-type", b"")
+    return bool(kind.startswith(b"text/event-stream"))
+
+
 def _has_end(body: bytes) -> bool:
     """Whether `body` holds the last event of a reply."""
     return body.endswith(DONE) or any(b"event: %b\n" % end in body for end in ENDS)
+
+
+def _refusal(status: int, body: bytes) -> ApiError:
+    """Return the error from a replica's error envelope."""
+    return ApiError(status, json.loads(body)["error"]["message"])
 
 
 def merged(texts: Mapping[str, bytes]) -> bytes:
