@@ -49,7 +49,8 @@ class Detokenizer:
             return whole
         size = self._certain()
         text = self._emit(size) if size else ""
-        if "\ufffd" in text and len(ids) > 1:  # an invalid byte may change its neighbours' text
+        if "\ufffd" in text and len(ids) > 1 and not self._tokenizer.joins_bytes:
+            # With byte fallback an invalid byte may change its neighbours' text.
             self._context, self._context_text, self._pending = before
             return "".join([self.push([i]) for i in ids])
         return text
@@ -81,7 +82,7 @@ class Detokenizer:
         else:  # the decoder rewrote the past (byte-fallback does at an invalid byte); keep it
             text = self._decode(ids)
         last = 1  # the ids of the last character, as if each had come in a step of its own
-        while last < len(ids) and self._joined(ids[:-last]) is None:
+        while last < min(len(ids), 4) and self._joined(ids[:-last]) is None:
             last += 1
         self._context, self._pending = ids[-last:], rest
         self._context_text = self._decode(self._context)

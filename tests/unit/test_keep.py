@@ -171,7 +171,7 @@ def feared(target: float, draft: float) -> list[int]:
     controller.costs.set_profile(
         Profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4)
     )
-    play(controller, world, 400)
+    play(controller, world, 440)  # no baseline runs in the next 40 steps
     return play(controller, world, 40).depths
 
 
