@@ -21,7 +21,6 @@ from server.api.exchanges import exchange_of
 from server.observe.exchange import Exchange, request_id
 from server.sender import LINGER_SECONDS, Sender
 
-CLOSING_SECONDS = 0.5  # between checks whether a client has read all
 _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 
 
@@ -44,9 +43,8 @@ class Connection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._refused = False  # nothing more is read
 
-    def connection_made(self, transport: Any) -> None:
-        is_plain = transport.get_extra_info("sslcontext") is None
-        super().connection_made(transport if is_plain else _Unhurried(transport))
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
@@ -147,23 +145,6 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-class _Unhurried:
-    """A TLS transport that closes when its buffer is empty: uvloop's allows 30 s to read it."""
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def close(self) -> None:
-        if self.get_write_buffer_size() and not self._transport.is_closing():
-            self.is_closing = lambda: True
-            asyncio.get_running_loop().call_later(CLOSING_SECONDS, self.close)
-        else:
-            self._transport.close()
 
 
 class _BoundedParser(h11.Connection):

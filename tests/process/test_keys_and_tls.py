@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import socket
@@ -14,14 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-import uvloop
-from starlette.types import Receive, Scope, Send
-from uvicorn.server import ServerState
 
-from server.connection import Connection
 from server.keys import new_key
-from server.listening import listen
 from tests.process.test_serve import COMMAND, PATIENCE, ROOT, Front, _spawn, body, front
 from tests.support.scripted import Script
 
@@ -116,41 +109,6 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
         assert shown(port) == second
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0
-
-
-def test_a_slow_reader_gets_its_whole_reply_over_tls(tmp_path: Path) -> None:
-    """Bug: uvloop cuts a TLS connection some time after its close, however much of the reply its
-    client still has to read."""
-    certificate(tmp_path, "any")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    size = 20_000_000  # more than any buffer on the way holds
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"x" * size})
-
-    def read(port: int) -> int:
-        trust = ssl.create_default_context(cafile=f"{tmp_path}/cert.pem")
-        with trust.wrap_socket(
-            socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1"
-        ) as asking:
-            asking.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            time.sleep(1.0)
-            return len(b"".join(iter(lambda: asking.recv(65536), b"")))
-
-    async def main() -> int:
-        config = uvicorn.Config(app, http=Connection, lifespan="off", ws="none", log_config=None)
-        state, loop, [listener] = ServerState(), asyncio.get_running_loop(), listen("127.0.0.1", 0)
-        server = await loop.create_server(
-            lambda: Connection(config=config, server_state=state, app_state={}),
-            sock=listener, ssl=context, ssl_shutdown_timeout=0.2,
-        )  # fmt: skip
-        async with server:
-            return await asyncio.to_thread(read, listener.getsockname()[1])
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(asyncio.wait_for(main(), PATIENCE)) > size
 
 
 @pytest.mark.parametrize("broken", ["keys.toml", "key.pem"])
