@@ -126,8 +126,6 @@ class Allowance:
         kept = list(proposals)
         confidences = [proposals[i].confidences for i in sure]
         lengths = self._controller.kept_counts(confidences)
-        if not self.leaves and lengths == [len(each) for each in confidences]:
-            return proposals
         leaves: Iterable[Seq[int]] = repeat(())
         if self.leaves:
             leaves = self._controller.branch(confidences, lengths)
