@@ -39,7 +39,7 @@ class EventReader:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        mailboxes: Mailboxes[Any],
+        mailboxes: Mailboxes,
         on_event: Callable[[Event], None],
     ) -> None:
         self._socket = socket

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -70,14 +70,11 @@ class Stream:
         self.wake.set()
 
 
-S = TypeVar("S", bound=Stream)
-
-
-class Mailboxes(ABC, Generic[S]):
+class Mailboxes(ABC):
     """The streams of all requests that have not ended, by id."""
 
     def __init__(self) -> None:
-        self._open: dict[str, S] = {}
+        self._open: dict[str, Any] = {}
 
     def deliver(self, items: Iterable[Output]) -> None:
         """Put each Output into its mailbox, those with a first token first, for TTFT; drop Outputs
@@ -93,7 +90,7 @@ class Mailboxes(ABC, Generic[S]):
             stream.put(output)
 
     @abstractmethod
-    def _on_resumed(self, stream: S, cut_at: float) -> None:
+    def _on_resumed(self, stream: Any, cut_at: float) -> None:
         """The stream is about to get its first Output since it was cut."""
 
 

@@ -60,7 +60,7 @@ def _can(settings: Speculation, ready: Ready) -> bool:
     return bounded and set(settings.proposers or ()) <= set(ready.proposers)
 
 
-class OpenRequests(Mailboxes[OpenRequest]):
+class OpenRequests(Mailboxes):
     """Open requests by id. `send` sends commands to the current engine, if any. A request is held
     for up to `seconds` (0: never); `on_held` gets the outcome and the seconds of interruption."""
 

@@ -60,8 +60,7 @@ class Detokenizer:
         return self._emit(len(self._pending))
 
     def _joined(self, ids: Sequence[int]) -> str | None:
-        """Return the joined bytes of the ids as text; None if they are incomplete or invalid UTF-8.
-        For nearly every step they are its text."""
+        """Return the ids' joined bytes as text; None if they are incomplete or invalid UTF-8."""
         try:
             return b"".join(map(self._tokenizer.token_bytes, ids)).decode()
         except UnicodeDecodeError:
