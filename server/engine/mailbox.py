@@ -80,8 +80,7 @@ class Mailboxes(ABC):
         """Put each Output into its mailbox, those with a first token first, for TTFT; drop Outputs
         of requests that have ended here."""
         for output in sorted(items, key=lambda output: output.cached_tokens is None):
-            stream = self._open.get(output.id)
-            if stream is None:
+            if (stream := self._open.get(output.id)) is None:
                 continue
             if output.finish is not None:
                 del self._open[output.id]

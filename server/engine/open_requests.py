@@ -64,6 +64,8 @@ class OpenRequests(Mailboxes):
     """Open requests by id. `send` sends commands to the current engine, if any. A request is held
     for up to `seconds` (0: never); `on_held` gets the outcome and the seconds of interruption."""
 
+    _open: dict[str, OpenRequest]
+
     def __init__(
         self,
         send: Callable[[Command], None],

@@ -29,9 +29,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
-        # The last emitted ids that had text.
         self._context = [i for i in after[-1:] if not tokenizer.joins_bytes and self._has_text(i)]
-        self._context_text = self._decode(self._context) if self._context else ""
+        self._context_text = self._decode(self._context)  # of the last emitted ids that had text
         self._pending: list[int] = []
 
     @property
