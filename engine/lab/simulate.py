@@ -39,9 +39,9 @@ def answer(parsed: argparse.Namespace) -> str:
     with multiprocessing.Pool(parsed.processes) as pool:
         played = pool.map(task, numbers, chunksize=1)
     write_json(parsed.json, [world.as_dict() for world in played])
-    charged = f"its own time counted {parsed.charge:g} times" if parsed.charge else "own time free"
-    first = f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; "
-    return "\n".join([first + charged, *policy_table(played)])
+    worlds = f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; "
+    options = f"noise {parsed.noise:g}; controller time counted {parsed.charge:g} times"
+    return "\n".join([worlds + options, *policy_table(played)])
 
 
 def build_parser() -> argparse.ArgumentParser:

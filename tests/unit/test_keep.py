@@ -171,18 +171,18 @@ def feared(target: float, draft: float) -> list[int]:
     controller.costs.set_profile(
         Profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4)
     )
-    play(controller, world, 440)  # no baseline runs in the next 40 steps
+    play(controller, world, 400)
     return play(controller, world, 40).depths
 
 
 def test_an_overstated_cost_of_rows_is_found_out() -> None:
     """Law: a profile that overstates the cost of rows keeps K at 0 only for a while."""
-    assert min(feared(target=1.0, draft=4e-4)) > 0
+    assert feared(target=1.0, draft=4e-4).count(0) < 8  # baselines run at K = 0
 
 
 def test_an_overstated_cost_of_drafting_is_found_out() -> None:
     """Law: a profile that overstates the cost of drafting keeps K at 0 only for a while."""
-    assert min(feared(target=1e-2, draft=2e-2)) > 0
+    assert feared(target=1e-2, draft=2e-2).count(0) < 8
 
 
 def test_survival_is_a_chance_at_every_depth() -> None:
