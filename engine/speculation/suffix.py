@@ -93,10 +93,10 @@ class _State(LookUpState):
         if first >= last:
             return
         self._seen = last
-        for token in islice(tokens, first, last):
+        for at in range(first, last):
             if not self._matches:
                 break
-            self._advance(token)
+            self._advance(tokens[at])
         if not self._matches:
             self._own.index(last)
             self._find(tokens)

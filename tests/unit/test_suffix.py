@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from array import array
+from typing import NoReturn
 
 import pytest
 
@@ -157,6 +158,23 @@ def test_a_match_is_kept_while_its_draft_tokens_are_accepted() -> None:
     assert propose(proposer, seq, 3) == [4, 5, 6]
     seq.tokens.append(4)
     assert propose(proposer, seq, 2) == [5, 6]
+
+
+class Unread(list[int]):
+    """A list that nobody may go through from its start."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("all tokens were read")
+
+
+def test_a_step_reads_only_the_new_tokens() -> None:
+    """Bug: to reach the new tokens, each step went through all tokens before them: with 32,000
+    tokens for 0.06 ms per sequence."""
+    proposer, seq = ngram(n_max=8, n_min=2), sequence([])
+    seq.tokens = Unread([1, 2, 3, 4, 5, 6, 7, 1, 2])
+    assert propose(proposer, seq, 3) == [3, 4, 5]
+    seq.tokens += [3, 4]
+    assert propose(proposer, seq, 3) == [5, 6, 7]
 
 
 def test_preemption_changes_nothing_and_forgetting_costs_only_work() -> None:
