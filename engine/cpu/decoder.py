@@ -74,7 +74,7 @@ class BlockTables:
             assert len(blocks) * self._block_size >= length
             if blocks != known[row]:
                 self._table[row, : len(blocks)] = blocks
-                known[row] = list(blocks)
+                known[row] = blocks[:]
         return self._table
 
 

@@ -75,10 +75,10 @@ class _Text:
         if not path:
             return table
         new = [token for token in dict.fromkeys(path) if token not in self._row_of]
-        row_of = self._row_of | {token: len(table) + i for i, token in enumerate(new)}
+        rows = {token: len(table) + i for i, token in enumerate(new)}
         table = np.concatenate([table, np.array([(t, 0) for t in new], np.int64).reshape(-1, 2)])
         for token in path:
-            table[row_of[token], 1] += 1
+            table[rows[token] if token in rows else self._row_of[token], 1] += 1
         return table
 
 

@@ -89,10 +89,9 @@ class ForeignDraftProposer(DraftModelProposer):
         self.catch_up_rows = 0
         for draft in drafts:
             reading, new = self._readings[id(draft.seq)], self._new(draft)
-            whole = reading.ids + new
-            start = min(reading.valid, len(whole) - 1)
+            start = min(reading.valid, len(reading.ids) + len(new) - 1)
             self.catch_up_rows += max(len(reading.ids) - 1 - start, 0)
-            segments.append(Segment(whole[start:], start, reading.blocks, 1))
+            segments.append(Segment(reading.ids[start:] + new, start, reading.blocks, 1))
             reading.valid, reading.drafted = len(reading.ids), new
             draft.run = len(draft.tokens)
         return self._run(segments), [0] * len(drafts)
@@ -104,7 +103,7 @@ class ForeignDraftProposer(DraftModelProposer):
             start = len(reading.ids) + len(reading.drafted)
             reading.drafted += new
             if not new:  # they have no pieces: run the last piece again
-                new, start = [*reading.ids, *reading.drafted][-1:], start - 1
+                new, start = (reading.drafted or reading.ids)[-1:], start - 1
             segments.append(Segment(new, start, reading.blocks, 1))
             draft.run = len(draft.tokens)
         return self._run(segments)

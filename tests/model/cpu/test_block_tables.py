@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import numpy as np
 
@@ -33,3 +34,13 @@ def test_a_table_holds_the_current_blocks() -> None:
         assert table.dtype == np.int64
         for row, blocks in zip(table, held, strict=True):
             assert row[: len(blocks)].tolist() == blocks
+
+
+def test_known_blocks_are_not_read_again() -> None:
+    """Bug: a sequence's blocks are an array, which never equals the list that was kept, so every
+    forward converted all block tables again, in time that grows with the text."""
+    tables, blocks = BlockTables(16), array("i", [3, 1, 4])
+    tables.of([(blocks, 48)])[0, 0] = 99
+    assert tables.of([(blocks, 48)]).tolist() == [[99, 1, 4]]
+    blocks[2] = 5
+    assert tables.of([(blocks, 48)]).tolist() == [[3, 1, 5]]
