@@ -63,7 +63,7 @@ def _prepare(file: int, path: str, header: bytes) -> int:
     whole = 0
     if status.st_size:
         with mmap(file, 0, access=ACCESS_READ) as data:
-            if data[: len(header)] != header:
+            if not header.startswith(data[: len(header)]):
                 what = "is not a log of this target's ids; it is left unchanged"
                 raise TraceError(f"{path!r} {what}")
             whole = data.rfind(b"\n") + 1

@@ -150,6 +150,17 @@ def test_a_recording_ends_where_a_line_is_cut_off(
     assert len(read_ids(str(path), 9)) == 1
 
 
+@pytest.mark.parametrize("size", [0, 1, 20, 45])
+def test_a_header_that_was_half_written_is_written_again(tmp_path: Path, size: int) -> None:
+    """Bug: an engine that ended while it began its log could not be started again."""
+    path = tmp_path / "ids"
+    IdLog(str(path), 9, max_bytes=1 << 20)
+    path.write_bytes(path.read_bytes()[:size])
+    log = IdLog(str(path), 9, max_bytes=1 << 20)
+    log.write(Sequence("", SamplingParams(seed=0, max_tokens=1), [1, 2, 3], 1, finish="stop"))
+    assert len(read_ids(str(path), 9)) == 1
+
+
 def test_every_bit_comes_back(tmp_path: Path) -> None:
     """Law: a verified, rejected or agreed draft token gives the bit of its position; positions that
     nobody proposed are drawn at random and counted as unknown."""
