@@ -129,8 +129,8 @@ class Generation:
             self._deadline.cancel()
         if self._charge is not None:
             self._charge.end()
-        if isinstance(self._failure, NotReady) and not self._streams:
-            return  # refused before it reached the engine
+        if isinstance(self._failure, NotReady):
+            return  # raised while it was submitted, and counted as a refusal
         usage = self.usage
         ended = Ended(
             id=self.spec.id if self._progress is None else self._progress.id,

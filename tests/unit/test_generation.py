@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import pytest
 
 from engine.errors import EngineLost
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, Submit
 from server.engine.admission import Admission
-from server.errors import GenerationFailed, QueueFull
+from server.engine.mailbox import Stream
+from server.errors import GenerationFailed, NotReady, QueueFull
 from server.generation.annotations import token_text
 from server.generation.choice import Delta
 from server.generation.generation import Generation
@@ -318,6 +319,26 @@ def test_cancellation_aborts(n: int) -> None:
 
     run(main)
     assert len(client.aborted) == n
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_refused_call_is_no_ended_request(taken: int) -> None:
+    """Bug: if the engine was lost between two choices, the call was counted twice, as refused and
+    as failed."""
+    client, metrics = fake(), Metrics()
+    accept = client.submit
+
+    def refuse_later(submit: Submit) -> Stream:
+        if len(client.submitted) == taken:
+            raise NotReady("the engine is restarting")
+        return accept(submit)
+
+    client.submit = refuse_later  # type: ignore[method-assign]
+    with pytest.raises(NotReady):
+        run(lambda: collect(Asked(client, metrics, n=3)))
+    assert client.inflight == 0
+    assert len(client.aborted) == taken
+    assert b'requests_total{reason="error"} 0.0' in metrics.render()
 
 
 @pytest.mark.parametrize("n", [1, 3])
