@@ -104,6 +104,7 @@ class Engine:
         profile = self._step_costs(config, draft, known, loaded, stopwatch)
         self._num_steps, self._num_added, self._overhead = 0, 0, Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # final Outputs to report; ids in use
+        self._new = list[Sequence]()  # those that were admitted in this step for the first time
         self._swap = DraftSwap(
             config, target, main, draft, cache=self._cache, measured=profile,
             modes=self._controller, scheduler=self._scheduler, allowance=self._allowance,
@@ -317,9 +318,9 @@ class Engine:
         plan = self._scheduler.schedule(self._allowance.draft_rows)
         for seq in plan.preempted:
             self._proposer.forget(seq)
-        for seq in plan.admitted:
-            if seq.queued is None:  # arrival is wall-clock time of another process
-                seq.queued = max(time.time() - seq.arrival, 0.0)
+        self._new = [seq for seq in plan.admitted if seq.queued is None]
+        for seq in self._new:  # arrival is wall-clock time of another process
+            seq.queued = max(time.time() - seq.arrival, 0.0)
         seconds.schedule += stopwatch()
         return plan
 
@@ -357,8 +358,8 @@ class Engine:
             trees=self._trees,
         )
         main, plain = self._proposer.name, self._controller.costs.plain_seconds
-        metrics = measure(record, plan, self.gauges(seconds), main=main, plain_seconds=plain)
-        return record, metrics
+        gauges = self.gauges(seconds)
+        return record, measure(record, plan, gauges, new=self._new, main=main, plain_seconds=plain)
 
     def _adapt(self, record: StepRecord, stopwatch: Stopwatch) -> None:
         self._controller.update(record)

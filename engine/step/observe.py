@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from engine.messages import CONTEXTS, StepMetrics, StepSeconds
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.scheduling.step_record import SequenceStep, StepRecord
 from engine.speculation.allowance import Allowance
@@ -115,11 +116,12 @@ def measure(
     plan: StepPlan,
     gauges: StepMetrics,
     *,
+    new: list[Sequence],
     main: str,
     plain_seconds: Callable[[int, int], float],
 ) -> StepMetrics:
-    """Return `gauges` with this step's sums filled in. `main`: the main proposer's name;
-    `plain_seconds`: see CostModel."""
+    """Return `gauges` with this step's sums filled in. `new`: sequences that were admitted for the
+    first time; `main`: the main proposer's name; `plain_seconds`: see CostModel."""
     sampling = [part for part in record.parts if part.tokens or part.finish]
     gauges.num_generated_tokens = tokens = record.tokens
     gauges.num_sampling = size = len(sampling)
@@ -127,7 +129,7 @@ def measure(
         gauges.plain_seconds = tokens / size * plain_seconds(size, record.context)
     gauges.num_prompt_tokens = sum([part.prompt for part in record.parts])
     _count_draft_tokens(gauges, sampling, main)
-    for seq in plan.admitted:
+    for seq in new:
         gauges.queried_tokens += seq.num_prompt
         gauges.cached_tokens += seq.cached_tokens or 0
     gauges.preemptions = len(plan.preempted)

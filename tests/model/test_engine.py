@@ -272,11 +272,13 @@ def test_observed_rows_are_the_computed_ones(config: EngineConfig, pair: Pair) -
     runner = engine._rounds._runner = Counted()  # type: ignore[assignment]
     for name in "abcd":
         engine.add(Submit(name, [1, 2, 3], params(max_tokens=100), 0.0))
-    preempted = 0
+    preempted = queried = 0
     while engine.has_work:
-        preempted += engine.step().metrics.preemptions
+        metrics = engine.step().metrics
+        preempted, queried = preempted + metrics.preemptions, queried + metrics.queried_tokens
         assert Observed.rows[-1] == runner.rows
     assert preempted > 0
+    assert queried == 4 * 3, "a sequence that is admitted again is looked up again, not counted"
     assert len(Observed.rows) > 20
 
 
