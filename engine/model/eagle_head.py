@@ -137,14 +137,14 @@ class EagleHead:
         """Its weights, without those shared with the target."""
         return {key: each for key, each in self.weights.items() if key not in self._shared}
 
-    def parts(self, schedule: ScheduleConfig) -> tuple[MemoryUse, MemoryUse]:
-        """Its parts of the memory plan: weights, and waiting hidden states."""
+    def parts(self, schedule: ScheduleConfig) -> tuple[tuple[MemoryUse], tuple[MemoryUse]]:
+        """Its parts of the memory plan: loaded weights, and hidden states that will wait."""
         size = sum(each.nbytes for each in self.own_weights.values())
         positions = schedule.max_sequences * WAITING + schedule.max_step_tokens
         features = self.weights["fc.weight"].shape[1] * self.dtype.itemsize
         note = f"of {positions} positions, {features} bytes each"
         waiting = MemoryUse("pending hidden states", positions * features, note)
-        return MemoryUse("weights of the head", size), waiting
+        return (MemoryUse("weights of the head", size),), (waiting,)
 
     def mix(self, features: Tensor) -> Tensor:
         """Project the target's hidden states `[rows, layers * target width]` to `[rows, width]`."""

@@ -21,10 +21,11 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engine.config import MedusaConfig
+from engine.config import MedusaConfig, ScheduleConfig
 from engine.cpu.fused import PackedWeight, packed_product
 from engine.errors import ModelError
 from engine.model.head_files import CONFIG, check_tensors, head_config, head_tensors, save_head
+from engine.scheduling.memory import MemoryUse
 
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _BLOCKS, _HEADS, _CHOICES = "medusa_num_layers", "medusa_num_heads", "medusa_choices"
@@ -70,6 +71,15 @@ class MedusaHeads(nn.Module):
         """Bytes of weights and packed copies."""
         packed = sum(product.packed_bytes for product in self._packed)
         return packed + sum(each.nbytes for each in self.parameters())
+
+    def parts(self, schedule: ScheduleConfig) -> tuple[tuple[MemoryUse], tuple[MemoryUse]]:
+        """Their parts of the memory plan: loaded weights, and the hidden states of the last step
+        and of each sequence, in the type in which the target's forward returns them."""
+        positions = schedule.max_sequences + schedule.max_step_tokens
+        features = self.mix.shape[-1] * (4 if self.mix.is_cpu else self.mix.itemsize)
+        note = f"of {positions} positions, {features} bytes each"
+        states = MemoryUse("stored hidden states", positions * features, note)
+        return (MemoryUse("weights of the heads", self.nbytes),), (states,)
 
     def named(self) -> dict[str, Tensor]:
         """Return views of the weights, by the names of published checkpoints."""

@@ -49,7 +49,6 @@ from engine.progress import report
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
-    MemoryUse,
     plan_memory,
     refuse_heavy_weights,
     weight_bytes_in,
@@ -266,16 +265,15 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     models = [pair.target] + ([pair.draft] if pair.draft else [])
     schedule, device = config.schedule, pair.target.device
     on_cuda, in_fp8 = device.type == "cuda", config.cache.dtype == "fp8"
-    weights = tuple(weights_of(model) for model in models)
-    if pair.heads is not None:
-        weights += (MemoryUse("weights of the heads", pair.heads.nbytes),)
+    head = pair.heads or pair.eagle
+    own, states = head.parts(schedule) if head is not None else ((), ())
+    weights = (*map(weights_of, models), *own)
     rows, nodes = schedule.max_step_tokens, config.speculation.k_max + config.speculation.branches
     kept, token_bytes = _kept_in(config, pair), dict[str, int]()
     for model in models:
         token_bytes[model.role] = bytes_per_token(model.layers, kept or model.dtype)
-    if (head := pair.eagle) is not None:  # on CUDA, each proposal gathers a copy of its cache
-        weights += head.parts(schedule)
-        token_bytes["EAGLE head"] = bytes_per_token((head.shape,) * (1 + on_cuda), head.dtype)
+    if (eagle := pair.eagle) is not None:  # on CUDA, each proposal gathers a copy of its cache
+        token_bytes["EAGLE head"] = bytes_per_token((eagle.shape,) * (1 + on_cuda), eagle.dtype)
     graphs = on_cuda and config.graphs
     attention = [attention_for(config.attention, model, in_fp8=in_fp8) for model in models]
     tables = [
@@ -292,7 +290,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         schedule,
         device=str(device),
         weights=weights,
-        reserved=reserved,
+        reserved=states + reserved,
         token_bytes=token_bytes,
         table_bytes=sum(tables) if graphs else 0,
         max_model_len=pair.target.max_model_len,

@@ -105,6 +105,18 @@ def test_stored_states_keep_to_the_memory_plan(tiny_target: str, head: str) -> N
     assert WAITING < most <= 4 * WAITING + 64
 
 
+def test_states_that_will_wait_do_not_raise_the_limit(
+    tiny_target: str, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the plan took them for loaded, and raised its limit by their size, so all parts together
+    could exceed the memory that may be used."""
+    monkeypatch.setattr("engine.model.memory.available_bytes", lambda: 1 << 40)
+    memory = Engine(config_for(tiny_target, head, 4)).ready.memory
+    loaded = sum(size for name, size in memory.items() if name.startswith("weights of"))
+    assert memory["limit"] == (1 << 40) + loaded
+    assert memory["pending hidden states"] > 0
+
+
 @pytest.mark.parametrize(("depth", "short"), [(1, 256), (3, 1), (6, 256)])
 def test_greedy_draft_tokens_are_those_of_the_definition(
     depth: int, short: int, tiny_target: str, model: Any, head: str, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,24 @@ def steps_of(engine: Engine, prompt: list[int], tokens: int) -> list[list[int]]:
     return found
 
 
+def test_stored_states_are_in_the_memory_plan(
+    tiny_target: str, heads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the hidden states that sequences keep between steps were in no plan."""
+    monkeypatch.setattr("engine.model.memory.available_bytes", lambda: 1 << 40)
+    engine = Engine(config := config_for(tiny_target, heads, 4))
+    schedule, states = config.schedule, engine._proposer._main._states  # type: ignore[attr-defined]
+    steps_of(engine, PROMPTS[0], 2)
+    engine.add(Submit("b", PROMPTS[0], SamplingParams(seed=1, max_tokens=9), 0.0))
+    engine.step()
+    [(_, state)] = states.values()
+    memory = engine.ready.memory
+    positions = schedule.max_sequences + schedule.max_step_tokens
+    assert memory["stored hidden states"] == positions * state.nbytes
+    loaded = sum(size for name, size in memory.items() if name.startswith("weights of"))
+    assert memory["limit"] == (1 << 40) + loaded
+
+
 @pytest.mark.parametrize("given_by", ["speculation.proposer", "the heads"])
 def test_tokens_of_each_step_are_the_published_algorithms(
     tiny_target: str, heads: str, given_by: str, tmp_path: Path
