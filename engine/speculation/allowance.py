@@ -42,7 +42,7 @@ class Allowance:
         self.choice, self._k, self.leaves, self._num_sequences = Choice(), 0, 0, 1
         self._probe_set: set[Sequence] | None = None  # sequences of a probe
         self._catch_up_rows: int | None = None  # rows per step while `limit_catch_up` is in effect
-        self.waiting: set[Sequence] = set()  # sequences that must wait for their turn to catch up
+        self.waiting = set[Sequence]()  # for their turn to catch up, or since a grammar is slow
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Have the controller choose K. A probe asks the sequences with the least catch-up."""
@@ -54,6 +54,7 @@ class Allowance:
             candidates = [seq for seq in running if self._may_ask(seq)]
             candidates.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
             self._probe_set = set(candidates[:most])
+        self.waiting = set()
         if self._catch_up_rows is not None:
             self._choose_waiting(filter(self._may_ask, running), self._catch_up_rows)
         self._limits.clear()
@@ -78,7 +79,8 @@ class Allowance:
     def draft_rows(self, seq: Sequence) -> int:
         """Return how many draft tokens may be verified; KV and rows are reserved for them."""
         if seq.constraint is not None and seq.constraint.is_slow:
-            seq.sources = ()
+            self.waiting.add(seq)
+            return 0
         if seq.sources is None and self._probe_set is None and not self.waiting:
             return self._k + self.leaves
         main = self._of_main(seq) if self._k else 0

@@ -146,6 +146,21 @@ def test_a_look_up_that_the_grammar_forbids_does_not_serve() -> None:
     assert [p.source for p in trial.propose(seq, other)] == ["ngram", "ngram"]
 
 
+@pytest.mark.parametrize("sources", [None, ("ngram", "draft_model")])
+def test_a_slow_grammar_pauses_speculation(sources: tuple[str, ...] | None) -> None:
+    """Bug: one mask that took longer than 4 ms ended speculation for the whole reply."""
+    trial, other = Trial(), sequence("b", None)
+    seq = sequence("a", sources)
+    constraint = seq.constraint = OnlyNines()
+    trial.draft.word = trial.ngram.word = 9
+    for constraint.is_slow in (False, True, False):
+        number = 0 if constraint.is_slow else 4
+        assert [len(p) for p in trial.propose(seq, other)] == [number, 4]
+        items = [walked(seq, number, "none", 0, 0), walked(other, 4, "draft_model", 4, 1)]
+        record = observed(trial.allowance, items)
+        assert [part.bounded for part in record.parts] == [constraint.is_slow, False]
+
+
 def test_no_draft_forward_where_no_sequence_is_left() -> None:
     trial = Trial()
     proposals = trial.propose(sequence("a", ("ngram",)), sequence("b", ()))
