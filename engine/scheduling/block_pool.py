@@ -83,6 +83,10 @@ class BlockPool:
             hits.append(block)
         return hits
 
+    def goes_on(self, seq: Sequence, count: int) -> bool:
+        """Whether more than the first `count` blocks of `seq`, found by `match`, are cached now."""
+        return any(digest in self._cached for digest in seq.digests[count : count + 1])
+
     def num_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are idle, so that adopting them reduces `num_free`."""
         return sum(1 for block in blocks if not self._refs[block])

@@ -40,7 +40,9 @@ class Scheduler:
         self._shares = FairShare()
         self._tenants: Counter[str] = Counter()  # number of sequences
         self._num_passed = 0  # admissions in a row that were not the oldest request
-        self._unfit: Sequence | None = None  # the next to admit, if it did not fit the free blocks
+        # The next to admit, if it did not fit the free blocks; the number of its cached blocks, and
+        # how many blocks it needs unless more are cached.
+        self._unfit: tuple[Sequence | None, int, int] = None, 0, 0
         self._was_first = False  # the last step ran one newly admitted sequence alone
         self.max_len = min(max_model_len, pool.capacity)
         self._budget = config.max_step_tokens
@@ -146,13 +148,12 @@ class Scheduler:
         Returns whether it runs alone in this step. It does if its tenant has nothing running while
         another has most of the batch: its TTFT must not depend on that batch's size. At most every
         other step, so that decoding is never starved."""
-        unfit, self._unfit = self._unfit, None
         is_full = len(self.running) >= self._max_running
         if not self.waiting:
             return False
         head = self._next()
         is_first = not self._was_first and self._shares.is_crowded_out(head, self.running)
-        if not (is_full or is_first or head is unfit):
+        if not (is_full or is_first or head is self._unfit[0]):
             return False
         while not (fits := self._admit(head)):
             victim = self._shares.victim_for(head, self.running)
@@ -233,15 +234,17 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         """Run a waiting sequence if all its tokens fit now, with one spare block for each running
         sequence, so that admission does not cause the next preemption. Returns whether it runs."""
-        if len(self.running) >= self._max_running:
-            return False
-        pool, size = self.pool, self.pool.block_size
+        pool, size, (unfit, count, need) = self.pool, self.pool.block_size, self._unfit
+        is_unfit = unfit is seq and need + len(self.running) > pool.num_free
+        if len(self.running) >= self._max_running or (is_unfit and not pool.goes_on(seq, count)):
+            return False  # a long text is not looked up in every step
         # Prompt logprobs need every prompt row, so they skip the prefix cache.
         cached = pool.match(seq) if seq.params.prompt_logprobs is None else []
         need = -(-len(seq.tokens) // size) - len(cached) + pool.num_idle(cached)
         if need + len(self.running) > pool.num_free:
-            self._unfit = seq
+            self._unfit = seq, len(cached), need
             return False
+        self._unfit = None, 0, 0
         pool.adopt(seq, cached)
         fits = pool.reserve(seq, len(seq.tokens))
         assert fits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 
@@ -255,6 +256,55 @@ def test_admission_leaves_a_block_for_each_that_runs() -> None:
     scheduler.abort(["b"])
     scheduler.add(sequence("c", [3] * 8))
     assert [seq.id for seq in scheduler.schedule(k_of(0)).admitted] == ["c"]
+
+
+class Counted(list[int]):
+    """A list that counts how many of its tokens were read in slices."""
+
+    read = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.read += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+def test_a_long_text_that_waits_for_blocks_is_not_looked_up_in_every_step() -> None:
+    """Bug: each step compared all cached blocks of the next text to admit: with 32,000 tokens for
+    up to 2 ms."""
+    scheduler = scheduler_of(blocks=16)
+    scheduler.add(sequence("a", list(range(16))))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    scheduler.abort(["a"])
+    scheduler.add(sequence("b", list(range(100, 148)), max_tokens=9))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    waits = sequence("c", list(range(17)))
+    waits.tokens = tokens = Counted(waits.tokens)
+    scheduler.add(waits)
+    reads = []
+    while waits.status == "waiting":
+        run(scheduler, scheduler.schedule(k_of(0)))
+        reads.append(tokens.read)
+        if len(reads) == 4:
+            scheduler.abort(["b"])
+    assert reads[0] == reads[3] > 16
+    assert len(reads) == 5
+    assert waits.cached_tokens
+
+
+def test_a_waiting_text_needs_less_while_another_one_computes_it() -> None:
+    """Law: a text that did not fit is admitted as soon as enough of it is in blocks of others."""
+    scheduler = scheduler_of(blocks=14, budget=8)
+    first, copy = (sequence(name, list(range(40)), tenant=name) for name in "ab")
+    scheduler.add(first)
+    run(scheduler, scheduler.schedule(k_of(0)))
+    scheduler.add(copy)
+    computed = []
+    while copy.status == "waiting":
+        computed.append(first.num_computed)
+        run(scheduler, scheduler.schedule(k_of(0)))
+    assert computed == [8, 16, 24, 32]
+    assert copy.cached_tokens == 32
 
 
 def test_copies_of_one_prompt_share_its_blocks_in_the_same_step() -> None:
