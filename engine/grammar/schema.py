@@ -81,7 +81,7 @@ def _check_values(schema: dict[str, Any], path: str) -> None:
     for name in (*_LOW, *_HIGH, "multipleOf", "const", "enum"):
         _check_numbers(schema.get(name), f"`{name}`{where}")
     least, required = schema.get("minProperties", 0), schema.get("required", [])
-    named = len(required) if isinstance(required, list) else 0
+    named = len({*map(str, required)}) if isinstance(required, list) else 0
     # Further properties may repeat a name, and llguidance would count each repetition.
     if isinstance(least, int) and least > named + 1:
         raise SchemaRefused(
@@ -98,15 +98,12 @@ def _check_numbers(value: Any, what: str) -> None:
     if many or isinstance(value, bool) or not isinstance(value, int | float):
         return
     exact = value == int(value) if math.isfinite(value) else False
-    if abs(value) > 2**53 if exact else len(_digits(value)) > MAX_DIGITS:
+    digits = repr(abs(value)).split("e")[0].replace(".", "").strip("0")
+    if abs(value) > 2**53 if exact else len(digits) > MAX_DIGITS:
         raise SchemaRefused(
             f"{what} has a number that cannot be enforced exactly: at most {MAX_DIGITS} digits, or"
             " an integer from -2**53 to 2**53"
         )
-
-
-def _digits(value: float) -> str:
-    return repr(abs(value)).split("e")[0].replace(".", "").strip("0")
 
 
 def _check_bounds(schemas: list[dict[str, Any]]) -> None:

@@ -34,6 +34,7 @@ REFUSED: list[tuple[GrammarKind, str, str]] = [
     ("json_schema", '{"items": {"const": {"a": [9007199254740993]}}}', "exactly"),
     ("json_schema", '{"type": "integer", "maximum": 9007199254740995}', "exactly"),
     ("json_schema", '{"const": 123456789.12345679}', "exactly"),
+    ("json_schema", '{"required": ["a", "a"], "minProperties": 3}', "minProperties"),
     ("json_schema", '{"properties": {"\\n": {"const": "\\u0001"}}}', "line ends"),
 ]
 
