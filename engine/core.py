@@ -305,8 +305,7 @@ class Engine:
             ready, ends = self._compiling.take()
             for seq in ready:
                 self._queue(seq)
-            for output in ends:
-                self._ids.discard(output.id)
+            self._ids -= {output.id for output in ends}
             self._pending += ends
 
     def _schedule(self, seconds: StepSeconds, stopwatch: Stopwatch) -> StepPlan:

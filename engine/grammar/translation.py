@@ -29,7 +29,7 @@ class Translation:
         self._known = {key: token for token, key in enumerate(theirs) if key is not None}
         self.sizes = len(ours), len(self._known)
         both = [key for key in ours if key in self._known]
-        ends = _end(target), _end(draft)
+        ends = int(target.eos_token), int(draft.eos_token)
         self._end = {ends[0]: [ends[1]]} if ends[1] < draft_size else {}
         shared = {ours[key]: self._known[key] for key in both}
         if ends[0] not in shared and ends[1] not in shared.values():
@@ -87,7 +87,3 @@ def _keys(tokenizer: LLTokenizer, size: int) -> list[Key | None]:
         (tokenizer.is_special_token(i), text) if text not in (b"", b"<[%d]>" % i) else None
         for i, text in enumerate(texts)
     ]
-
-
-def _end(tokenizer: LLTokenizer) -> int:
-    return int(tokenizer.eos_token)

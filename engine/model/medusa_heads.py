@@ -73,8 +73,7 @@ class MedusaHeads(nn.Module):
         return packed + sum(each.nbytes for each in self.parameters())
 
     def parts(self, schedule: ScheduleConfig) -> tuple[tuple[MemoryUse], tuple[MemoryUse]]:
-        """Their parts of the memory plan: loaded weights, and the hidden states of the last step
-        and of each sequence, in the type in which the target's forward returns them."""
+        """Their parts of the memory plan: weights, and hidden states of sequences and a step."""
         positions = schedule.max_sequences + schedule.max_step_tokens
         features = self.mix.shape[-1] * (4 if self.mix.is_cpu else self.mix.itemsize)
         note = f"of {positions} positions, {features} bytes each"

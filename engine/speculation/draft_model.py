@@ -39,7 +39,6 @@ from engine.scheduling.step_record import Agreement
 from engine.speculation.drafts import (
     Draft,
     agreements,
-    chain_rows,
     compared_rows,
     drafts_of,
     rows_to_compare,
@@ -189,7 +188,8 @@ class DraftModelProposer(Proposer):
             left, rows = self._draw_plain(drafts, output, last)
         elif starts := self._fit_for_one_call(drafts):
             assert isinstance(self._draws, DeviceDraws)
-            table = self._draws.plan(chain_rows(drafts)).table
+            chains = [Rows(draft.seq, 0, draft.k, draft.seq.num_tokens) for draft in drafts]
+            table = self._draws.plan(chains).table
             drawn = self._unseen_chain(drafts, starts, output.take(last), table).drawn
             self._take_chains(drafts, read_chains(drawn.cpu().numpy(), len(drafts)))
             left = []

@@ -108,11 +108,6 @@ def starts_of(drafts: list[Draft]) -> list[Start]:
     return [Start(draft.seq.blocks, len(draft.seq.tokens)) for draft in drafts]
 
 
-def chain_rows(drafts: list[Draft]) -> list[Rows]:
-    """Return the rows that the chains are drawn from, chain after chain."""
-    return [Rows(draft.seq, 0, draft.k, draft.seq.num_tokens) for draft in drafts]
-
-
 def rows_to_compare(
     seq: Sequence, start: int, plain: Plain | None, vocab_size: int, sequences: int
 ) -> int:

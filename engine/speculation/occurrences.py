@@ -4,6 +4,7 @@ dictionary entry per token, however long the text is. No torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 
 class Occurrences:
@@ -35,9 +36,10 @@ class Occurrences:
             yield end
             end = self._before[end]
 
-    def match_length(self, end: int, suffix: list[int], most: int) -> int:
-        """Return how many tokens before `end` equal the last ones of `suffix`, at most `most`."""
-        tokens, size, run, most = self.tokens, len(suffix), 0, min(most, end, len(suffix))
-        while run < most and tokens[end - 1 - run] == suffix[size - 1 - run]:
-            run += 1
-        return run
+
+def match_length(text: Seq[int], end: int, other: Seq[int], last: int, most: int) -> int:
+    """Return how many tokens before `end` equal those of `other` before `last`, at most `most`."""
+    run, most = 0, min(most, end, last)
+    while run < most and text[end - 1 - run] == other[last - 1 - run]:
+        run += 1
+    return run

@@ -18,6 +18,7 @@ from collections.abc import Sequence as Seq
 from engine.scheduling.sequence import Sequence
 from engine.speculation.evidence import ASSUMED, START, HitCounts, PredictionEvidence, grown
 from engine.speculation.look_up import LookUp, LookUpState
+from engine.speculation.occurrences import match_length
 
 NAME = "prediction"
 
@@ -90,7 +91,7 @@ class _State(LookUpState):
         middle = bisect_left(candidates, self._lost_at + 1)
         best = (0, 0, 0)
         for index in candidates[max(0, middle - _CANDIDATES) : middle + _CANDIDATES]:
-            size = self._common(tokens, start, end, index)
+            size = match_length(self._tokens, index, tokens, end, min(_LONGEST, end - start))
             ahead = index - 1 - self._lost_at
             if size == 1 and not 0 <= ahead <= _NEAR + self._since:
                 continue
@@ -98,11 +99,3 @@ class _State(LookUpState):
             distance = ahead if ahead >= 0 else -2 * ahead
             best = max(best, (size, -distance, index))
         return best[0], best[2]
-
-    def _common(self, tokens: list[int], start: int, end: int, index: int) -> int:
-        """Return how many tokens before `index` equal those before `end`."""
-        most = min(_LONGEST, index, end - start)
-        size = 1
-        while size < most and self._tokens[index - 1 - size] == tokens[end - 1 - size]:
-            size += 1
-        return size

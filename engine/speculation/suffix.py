@@ -20,7 +20,7 @@ from operator import mul
 from engine.scheduling.sequence import Sequence
 from engine.speculation.evidence import Evidence, HitCounts
 from engine.speculation.look_up import LookUp, LookUpState
-from engine.speculation.occurrences import Occurrences
+from engine.speculation.occurrences import Occurrences, match_length
 
 _MOST = 16  # maximum occurrences per text, the latest ones
 _PAUSE = 64  # see FreeProposer
@@ -131,7 +131,8 @@ class _State(LookUpState):
         found = list[tuple[int, _Match]]()
         for text in (self._own, *self._replies.of(self._owner)):
             for end in islice(text.places_after(tokens), _MOST):
-                found.append((text.match_length(end, tokens, self._longest), (text.tokens, end)))
+                run = match_length(text.tokens, end, tokens, len(tokens), self._longest)
+                found.append((run, (text.tokens, end)))
         self._run = max((run for run, _ in found), default=0)
         self._matches = [match for run, match in found if run == self._run]
         self._moved, self._proposed, self._shares, self._ends = 0, [], [], self._matches

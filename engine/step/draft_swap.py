@@ -19,7 +19,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from operator import itemgetter
 from pathlib import Path
 
 from engine.child import LOADING
@@ -259,8 +258,8 @@ class DraftSwap:
         assert previous is not None
         assert isinstance(main, DraftModelProposer)
         running = self._scheduler.running
-        count, seq = max(map(self._new_tokens_of, running), key=itemgetter(0), default=(0, None))
-        if seq is None or count < _LEAST_TOKENS:
+        seq = max(running, key=self._num_new_tokens, default=None)
+        if seq is None or (count := self._num_new_tokens(seq)) < _LEAST_TOKENS:
             return
         self._seen[seq.number] = seq.num_tokens
         results = []
@@ -281,12 +280,12 @@ class DraftSwap:
         message = f"the draft model {new.path!r} was taken back for {previous.path!r}"
         self._report("taken_back", f"{message}: {verdict.words}", new.path)
 
-    def _new_tokens_of(self, seq: Sequence) -> tuple[int, Sequence]:
-        """Return the number of tokens generated since the last comparison, and `seq`; 0 if it
-        is too long to be read between two steps."""
+    def _num_new_tokens(self, seq: Sequence) -> int:
+        """Return the number of tokens generated since the last comparison; 0 if the text is too
+        long to be read between two steps."""
         if seq.num_tokens > _LONGEST * self._config.schedule.max_step_tokens:
-            return 0, seq
-        return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt), seq
+            return 0
+        return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt)
 
     def _report(self, outcome: SwapOutcome, message: str, path: str = "") -> None:
         """Log and queue an outcome. `path`: the draft, if not the one being loaded."""
