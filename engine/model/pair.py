@@ -281,9 +281,9 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         for model, name in zip(models, attention, strict=True)
     ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
-    reserved = reserve_of(
-        models, attention, rows=rows, logit_rows=min(rows, schedule.max_sequences * (nodes + 1)),
-        sequences=schedule.max_sequences, graphs=graphs,
+    reserved = reserve_of(  # a scored prompt needs logits of all rows, for which graphs have room
+        models, attention, rows=rows, sequences=schedule.max_sequences, graphs=graphs,
+        logit_rows=min(rows, schedule.max_sequences * (nodes + 1)) if graphs else rows,
     )  # fmt: skip
     return plan_memory(
         config.cache,

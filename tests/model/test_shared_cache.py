@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ScheduleConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import KVCache
@@ -132,3 +132,12 @@ def test_planes_that_are_there_already_count_as_loaded(
     assert (
         memory_plan(plain, pair, parts[1]).limit == memory_plan(plain, pair).limit + parts[0].nbytes
     )
+
+
+def test_the_plan_has_room_for_a_scored_prompt(plain: EngineConfig, pair: Pair) -> None:
+    """Bug: with few sequences and no draft tokens, it had room for few rows of logits, but a prompt
+    with log-probabilities needs those of every row of a step."""
+    few = plain.model_copy(update={"schedule": ScheduleConfig(max_sequences=1)})
+    many = plain.model_copy(update={"schedule": ScheduleConfig(max_sequences=512)})
+    sizes = [memory_plan(each, pair).sizes()["activations"] for each in (few, many)]
+    assert sizes[0] == sizes[1]
