@@ -253,10 +253,18 @@ def test_rows_count_what_the_target_says() -> None:
     assert torch.equal(again.ids, next(stream).ids)
 
 
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.9])
+def test_of_two_rows_one_is_learnt_and_one_held_out(share: float) -> None:
+    """Bug: a large share of two rows was both of them, and training without rows a traceback."""
+    learn, held = split(rows_of([Text(list(range(8)))], 4), share)
+    assert (len(learn.ids), len(held.ids)) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("more", "part"),
     [
         (["--text", "/nowhere.sql"], "cannot read the text in /nowhere.sql"),
+        (["--text", "TEXT", "--target", "THERE"], "has no config.json in its folder"),
         (["--layers", "1"], "--draft names one there is"),
         (["--width", "64"], "--width is of a new draft"),
         (["--target", "org/other"], "--layers for a new one"),

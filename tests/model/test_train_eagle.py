@@ -197,6 +197,7 @@ def test_targets_that_can_have_no_head_are_named(tmp_path: Path) -> None:
     ("more", "message"),
     [
         (["--depth", "0"], "--depth"),
+        (["--length", "16", "--depth", "15"], "--length 16 is too short for --depth 15"),
         (["--vocabulary", "9999"], "--vocabulary is 9999; the target has"),
         (["--target", "nowhere/at/all"], "nowhere/at/all"),
         (["--target", "OPT"], "OPTForCausalLM has no list of decoder layers"),

@@ -132,6 +132,8 @@ def test_the_beginning_takes_no_row_twice_and_a_share_of_the_run() -> None:
     ("more", "message"),
     [
         (["--heads", "0"], "--heads"),
+        # Bug: it trained on no position at all, and showed accuracies of 0.
+        (["--length", "16", "--heads", "15"], "--length 16 is too short for --heads 15"),
         (["--target", "nowhere/at/all"], "nowhere/at/all"),
         (["--text", "missing.sql"], "missing.sql"),
     ],

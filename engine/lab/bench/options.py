@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from engine.arguments import whole
 from engine.child import VARIABLES, engine_threads
 from engine.config import BUILTIN, DTypeName, EngineConfig, QuantizationName, model_folder
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ModelError, one_line
 from engine.lab.bench.offline import Clock, Encode
 from engine.model.memory import weights_of
 from engine.model.pair import Pair, load_pair
@@ -28,6 +28,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--draft", default=BUILTIN,
         help="draft folder or hub name; self or self:N: the target's own first layers")  # fmt: skip
+    add = parser.add_mutually_exclusive_group().add_argument
     add("--medusa", metavar="HEADS", help="instead: folder or hub name of heads, or demo")
     add("--eagle", metavar="HEAD", help="instead: folder or hub name of an EAGLE-3 head")
 
@@ -79,7 +80,7 @@ def pair_config(parsed: argparse.Namespace) -> EngineConfig:
 
 def proposer_of(draft: str, dtype: str) -> dict[str, Any]:
     """Return the proposer settings for a value of `--draft`."""
-    if own := re.fullmatch(r"self(?::(\d+))?", draft):
+    if own := re.fullmatch(r"self(?::([1-9]\d{0,3}))?", draft):
         return {"kind": "self", "layers": int(own[1]) if own[1] else "auto"}
     return {"kind": "draft_model", "path": draft, "dtype": dtype}
 
@@ -100,7 +101,11 @@ def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
 
 
 def tokenizer_of(target: str) -> Any:
-    return AutoTokenizer.from_pretrained(model_folder(target, "target"))
+    """Return a model's tokenizer. Raises ModelError."""
+    try:
+        return AutoTokenizer.from_pretrained(model_folder(target, "target"))
+    except Exception as error:  # transformers and Rust raise whatever the file made them raise
+        raise ModelError(f"cannot load the tokenizer of {target}: {one_line(error)}") from error
 
 
 def _draft_name(pair: Pair) -> str:

@@ -82,14 +82,11 @@ class Settings:
             "settings": asdict(self),
             "notes": list(self.notes()),
             "acceptances": ACCEPTANCES,
-            "blocks": self.blocks(),
+            "blocks": [self.block(precision) for precision in self.precisions],
         }
 
-    def blocks(self) -> list[dict[str, Any]]:
-        """Return the figures of each precision."""
-        return [self._block(precision) for precision in self.precisions]
-
-    def _block(self, precision: str) -> dict[str, Any]:
+    def block(self, precision: str) -> dict[str, Any]:
+        """Return the figures of one precision."""
         point = self.scenario(precision, self.batches[0], self.contexts[0])
         return {
             "precision": precision,
@@ -154,8 +151,8 @@ def card(settings: Settings) -> str:
     lines = [f"{settings.target.name} with {draft} on {device_line(settings.device)}"]
     lines += map(model_line, settings.models)
     lines += [f"note: {note}" for note in settings.notes()]
-    for block in settings.blocks():
-        lines += ["", *_block(settings, block)]
+    for precision in settings.precisions:
+        lines += ["", *_block(settings, settings.block(precision))]
     return "\n".join([*lines, LEGEND])
 
 

@@ -58,9 +58,9 @@ def all_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Rows:
 
 
 def split(rows: Rows, share: float) -> tuple[Rows, Rows]:
-    """Return training and held-out rows: an even share of those, at least one of two or more."""
+    """Return training and held-out rows: an even share; of two or more at least one of each."""
     count = len(rows.ids)
-    wanted = max(round(share * count), 1) if count > 1 else 0
+    wanted = min(max(round(share * count), 1), count - 1)
     out = torch.zeros(count, dtype=torch.bool)
     out[[(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]] = True
     return rows.pick(~out), rows.pick(out)

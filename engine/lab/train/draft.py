@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.arguments import Parser, whole
 from engine.config import BUILTIN, model_folder
 from engine.errors import ConfigError
+from engine.lab.bench.options import tokenizer_of
 from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import ALL, Agreement, agreement, report
@@ -89,7 +90,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
     after = agreement(target, draft.to(kind).float(), held)
     with storing(parsed.output), new_folder(parsed.output) as folder:
         draft.to(kind).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(model_folder(parsed.target, "target")).save_pretrained(folder)
+        tokenizer_of(parsed.target).save_pretrained(folder)
     return f"{report(held, before, after)}\n{sentence(parsed, before[ALL], after[ALL], run)}"
 
 

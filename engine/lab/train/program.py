@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from engine.arguments import Parser, exit_code, number, show, whole
-from engine.config import BUILTIN, EngineConfig, model_folder
+from engine.config import BUILTIN, EngineConfig, check_folders, model_folder
 from engine.core import Engine
 from engine.errors import ConfigError, one_line
+from engine.lab.bench.options import tokenizer_of
 from engine.lab.comparison.prompt_files import read_text, read_texts, renderer
 from engine.lab.files import replace_file, writable
 from engine.lab.train.data import Rows, Text, all_of, batches, passages, rows_of, split, written
@@ -125,9 +126,13 @@ def run(parsed: argparse.Namespace, train: Train, check: Check, fits: Fits) -> i
 
 
 def refuse_data(parsed: argparse.Namespace) -> None:
-    """Raise ConfigError if no data is given or the output cannot be written."""
+    """Raise ConfigError if no data is given, if no row would have a position with a token for every
+    head or depth, or if the output cannot be written."""
     if not (parsed.text or parsed.ids or parsed.prompts):
         raise ConfigError("there is nothing to learn from: give --text, --prompts or --ids")
+    for name in {"heads", "depth"} & vars(parsed).keys():
+        if parsed.length < (count := getattr(parsed, name)) + 2:
+            raise ConfigError(f"--length {parsed.length} is too short for --{name} {count}")
     if parsed.output.exists():
         raise ConfigError(f"--output {parsed.output} exists already; give the name of a new folder")
     writable({"--output": parsed.output})
@@ -195,7 +200,8 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
         "target": {"path": parsed.target}, "device": parsed.device, "threads": parsed.threads,
         "speculation": {"proposer": {"path": parsed.draft} if parsed.draft else {"kind": "ngram"}},
     })  # fmt: skip
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(parsed.target, "target"))
+    check_folders(config)
+    tokenizer = tokenizer_of(parsed.target)
     encode = partial(tokenizer.encode, add_special_tokens=False)
     texts = {path: [Text(encode(read_text(path)))] for path in parsed.text}
     prompt_texts = read_texts(parsed.prompts, renderer(tokenizer)) if parsed.prompts else []
