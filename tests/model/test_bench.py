@@ -238,6 +238,7 @@ def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[s
     for words in (
         ["--target", "/nowhere", "--quick"],
         ["--modes", "64"],
+        ["--draft", "self:0"],
         ["--medusa", "demo", "--draft", "/nowhere", "--modes", "off,draft_model"],
         ["--modes", "transformers", "--concurrency", "1"],
         ["--modes", "off,assisted", "--concurrency", "1,4"],

@@ -14,7 +14,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.lab.bench.__main__ import main
-from engine.lab.bench.costs import measure_costs
+from engine.lab.bench.costs import ROWS, Costs, measure_costs, promises
+from engine.lab.comparison.figures import Cell, Comparison, Figures
+from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.lab.plan import machine
 from engine.lab.synthetic import main as synthesise
 from engine.model.pair import load_pair
@@ -61,6 +63,15 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert "was not found" in error
     assert error.count("\n") == 1
+
+
+def test_a_k_whose_rows_were_not_timed_promises_nothing() -> None:
+    """Bug: `bench suite --modes off,20` ended with a traceback after the measurement."""
+    cell = Cell(Workload("code", 0.0, 1))
+    cell.rounds = {Arm("fixed", k): [Figures(1.0, 1, 1.0, chance=0.5)] for k in (16, 17)}
+    cell.rounds[OFF] = [Figures(1.0, 1, 1.0)]
+    costs = Costs([1.0] * ROWS, [1.0] * ROWS, 0.1, 0.1, 1.0, 1.0, 1)
+    assert [row["k"] for row in promises(costs, Comparison((), cells=[cell]))] == [16]
 
 
 def test_a_copy_on_cuda_is_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

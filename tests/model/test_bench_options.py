@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from engine.config import SelfConfig
+from engine.errors import ConfigError, ModelError
 from engine.lab.bench import record
 from engine.lab.bench.__main__ import PRESETS, RECORD, main
-from engine.lab.bench.options import add_pair, pair_config
+from engine.lab.bench.assisted import other_arms
+from engine.lab.bench.options import add_pair, pair_config, tokenizer_of
+from engine.lab.comparison.workload import Arm
 from server.lab.bench import __main__ as server_bench
 from server.lab.bench import front
 
@@ -51,6 +56,30 @@ def test_a_target_may_be_its_own_draft(draft: str, layers: Any) -> None:
     add_pair(parser)
     config = pair_config(parser.parse_args(["--target", "a", "--draft", draft]))
     assert config.speculation.proposer == SelfConfig(layers=layers)
+
+
+def test_only_one_kind_of_heads_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: with --eagle, --medusa was ignored without a word."""
+    with pytest.raises(SystemExit):
+        main(["--medusa", "demo", "--eagle", "head"])
+    assert "--eagle: not allowed with argument --medusa" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pair", [
+    Mock(draft=None), Mock(draft=Mock(borrows=True)),
+    Mock(draft=Mock(borrows=False), translation=Mock()),
+])  # fmt: skip
+def test_transformers_assists_by_a_draft_of_the_same_tokenizer(pair: Mock) -> None:
+    """Bug: `bench suite --medusa demo` ended with a traceback."""
+    with pytest.raises(ConfigError, match="assisted needs a draft model with the target's token"):
+        other_arms(pair, [Arm("other", label="assisted")], "demo", "self")
+
+
+def test_a_folder_without_a_tokenizer_is_a_sentence(tmp_path: Path) -> None:
+    """Bug: a traceback of transformers."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match="cannot load the tokenizer of"):
+        tokenizer_of(str(tmp_path))
 
 
 def test_help_lists_every_subcommand_and_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from engine.config import model_folder
+from engine.errors import ConfigError
 from engine.lab.bench.offline import OtherArm, Session
 from engine.lab.comparison.workload import Arm
 from engine.model.checkpoint import quietly
@@ -29,7 +30,9 @@ def other_arms(pair: Pair, arms: Sequence[Arm], target: str, draft: str) -> dict
             continue
         options: dict[str, Any] = {}
         if arm.name != "transformers":
-            assert pair.draft is not None, "the command line names one"
+            if pair.draft is None or pair.draft.borrows or pair.translation is not None:
+                what = "needs a draft model with the target's tokenizer: leave it out of --modes"
+                raise ConfigError(f"{arm.name} {what}")
             assistant = load_plain(model_folder(draft, "draft"), pair.draft)
             options["assistant_model"] = assistant
             if arm.name == "assisted-4":

@@ -55,9 +55,9 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
     target = runner_of(config, pair.target, cache, clock)
     draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
     timer, sizes = ForwardTimer(target, cache, draft), [(1, n) for n in range(1, ROWS + 1)]
-    drafts = ForwardTimer(draft, cache) if draft else None
-    found = [
-        [*timer.seconds(sizes, contexts=repeat(start)), _drafted(drafts) if drafts else 0.0]
+    drafts = partial(profile_draft, ForwardTimer(draft, cache), CHAINED, (1,)) if draft else None
+    found = [  # a draft step: within a chain if drafts run in chains here
+        [*timer.seconds(sizes, contexts=repeat(start)), drafts()[0][1] if drafts else 0.0]
         for _ in range(rounds)
     ]
     *rows, drafted = map(median, zip(*found, strict=True))
@@ -76,12 +76,6 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
         read=(weights + start * bytes_per_token(pair.target.layers, pair.target.dtype)) / rows[0],
         weight_bytes=weights,
     )
-
-
-def _drafted(timer: ForwardTimer) -> float:
-    """Return the seconds of a draft step, within a chain if drafts run in chains here."""
-    ((_, seconds),) = profile_draft(timer, CHAINED, (1,))
-    return seconds
 
 
 def _copy(device: torch.device, clock: Clock) -> float:
@@ -111,12 +105,13 @@ def speed_up(acceptance: float, k: int, draft_cost: float, verification: float =
 
 
 def promises(costs: Costs, comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield for each fixed K at concurrency 1 the speed-up over K = 0: the measured one, the one by
-    Leviathan's formula, and the one possible at the measured costs."""
+    """Yield for each fixed K below ROWS at concurrency 1 the speed-up over K = 0: the measured one,
+    the one by Leviathan's formula, and the one possible at the measured costs."""
     for cell in comparison.cells:
         for arm, runs in cell.rounds.items():
             ratio = cell.ratio(arm, OFF)
-            if ratio is None or arm.mode != "fixed" or cell.workload.concurrency > 1:
+            timed = arm.mode == "fixed" and arm.k < ROWS and cell.workload.concurrency == 1
+            if ratio is None or not timed:
                 continue
             chance = mean(run.chance for run in runs)
             yield {

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from engine.lab.comparison.ratio import Ratio, median_of
 from engine.lab.comparison.workload import Arm, Workload
-from engine.messages import CONTEXTS, StepMetrics, StepSeconds
+from engine.messages import CONTEXTS, StepMetrics
 
 PARTS = ("forwards", "host", "schedule", "propose", "verify", "accept", "commit", "emit", "around")
 
@@ -48,9 +48,12 @@ class StepSums:
             sums = zip_longest(getattr(self, name), getattr(step, name), fillvalue=0.0)
             setattr(self, name, [before + more for before, more in sums])
         s = step.seconds
+        forwards = s.propose_forward + s.verify_forward
+        host = [s.schedule, s.propose - s.propose_forward, s.verify - s.verify_forward]
+        host += [s.accept, s.commit, s.emit, s.around]
         self.seconds += s.schedule + s.propose + s.verify + s.accept + s.commit + s.emit
-        self.forward_seconds += s.propose_forward + s.verify_forward
-        self.decoding += [] if step.num_prompt_tokens else [parts_of(s)]
+        self.forward_seconds += forwards
+        self.decoding += [] if step.num_prompt_tokens else [[forwards, sum(host), *host]]
 
     @property
     def acceptance(self) -> list[float]:
@@ -63,14 +66,6 @@ class StepSums:
         """The main proposer's share of accepted draft tokens by context length."""
         behind = zip(CONTEXTS, self.accepted_behind, self.proposed_behind, strict=False)
         return {name: round(accepted / count, 4) for name, accepted, count in behind if count}
-
-
-def parts_of(seconds: StepSeconds) -> list[float]:
-    """Return PARTS: a step's seconds in forwards, on the host, and of the host by part."""
-    s = seconds
-    host = [s.schedule, s.propose - s.propose_forward, s.verify - s.verify_forward]
-    host += [s.accept, s.commit, s.emit, s.around]
-    return [s.propose_forward + s.verify_forward, sum(host), *host]
 
 
 @dataclass(slots=True)

@@ -148,21 +148,20 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
     return [[request(lane, place) for place in range(per_lane)] for lane in range(count)]
 
 
-def pool(kind: str, count: int = POOL) -> list[str]:
-    """Return at most `count` different texts of one of KINDS, unseen by the built-in models."""
-    assert kind in KINDS
+def pool(kind: str) -> list[str]:
+    """Return at most POOL different texts of one of KINDS, unseen by the built-in models."""
     if kind == RANDOM:
         letters = string.ascii_letters + string.digits + string.punctuation
         return [
             "".join(random.Random(SEED + index).choices(letters, k=_RANDOM_CHARACTERS))
-            for index in range(count)
+            for index in range(POOL)
         ]
     if kind == EDITS:
-        return list(edits_asked())[:count]
-    found = heldout_prompts(kind, 4 * count)  # type: ignore[arg-type]
+        return list(edits_asked())[:POOL]
+    found = heldout_prompts(kind, 4 * POOL)  # type: ignore[arg-type]
     if kind in ("code", "prose"):  # prompts of other kinds must stay whole
         found = [text[-_CHARACTERS:] for text in found]
-    return list(dict.fromkeys(text for text in found if text.strip()))[:count]
+    return list(dict.fromkeys(text for text in found if text.strip()))[:POOL]
 
 
 @cache
