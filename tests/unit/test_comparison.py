@@ -172,6 +172,15 @@ def test_the_order_rotates_and_the_first_round_does_not_count() -> None:
     assert comparison.passed
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_the_first_arm_changes_between_rounds(count: int) -> None:
+    """Bug: of two arms the same one always ran first, so a drift of the machine favoured it."""
+    arms = [Arm("fixed", k) for k in range(count)]
+    orders = [rotated(arms, round_) for round_ in (0, 1)]
+    assert len({order[0] for order in orders}) == min(count, 2)
+    assert all(set(order) == set(arms) for order in orders)
+
+
 def test_the_card_has_rates_and_ratios() -> None:
     """Law: it has rates and paired ratios, but no verdict: that is given by tune."""
     text = card(compared())

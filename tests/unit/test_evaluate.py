@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from engine.config import SpeculationConfig
 from engine.errors import ConfigError, EngineError
+from engine.lab.comparison.workload import OFF, Arm, Request
 from engine.messages import SetSpeculation, Submit
 from server.app import create_app
 from server.config import Config
 from server.lab.bench.client import Client
+from server.lab.bench.player import Servers
 from server.lab.evaluate.__main__ import Connect, build_parser, configs_of, evaluate, main
 from server.lab.evaluate.player import settings_of
 from tests.support.app_client import AppClient
@@ -284,6 +287,17 @@ def proposers_of(
 ) -> dict[str, tuple[str, ...]]:
     settings = settings_of(speculation, "m", free=free, predicted=predicted)
     return {arm.name: proposers for arm, proposers in settings.items()}
+
+
+def test_every_auto_adapts_again_before_its_turn() -> None:
+    """Law: like `auto` of bench, its turn begins with a repetition of the previous round. Bug: here
+    its arms are named after proposers, and none was repeated."""
+    own, first, second = Mock(), [[Request("1", 0.0, 1, 4)]], [[Request("2", 0.0, 2, 4)]]
+    servers = Servers(own, {})
+    for lanes in (first, second):
+        servers.round([OFF, Arm("auto", 0, "draft auto"), Arm("fixed", 2, "draft K=2")], lanes)
+    asked = [call.args[0] for call in own.ask.call_args_list]
+    assert asked == [first, first, first, second, first, second, second]
 
 
 def test_modes_have_their_proposers() -> None:

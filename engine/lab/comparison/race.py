@@ -100,7 +100,7 @@ class Race:
 
 def rotated(arms: Sequence[Arm], round_: int) -> list[Arm]:
     """Return the arms in the order of this round; the first arm changes between rounds."""
-    shift = round_ * 2 % len(arms)
+    shift = round_ * (2 if len(arms) > 2 else 1) % len(arms)
     return [*arms[shift:], *arms[:shift]]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from math import log
 from typing import Protocol
@@ -143,66 +143,64 @@ class Found(Comparison):
         return known and all(self.against(OFF, arm).width <= NARROW for arm in self.speculating)
 
 
+@dataclass
 class Measuring:
     """Runs the rounds. `stream` yields requests without end; `many`: how many requests at a time;
     `exact`: texts must equal plain decoding's.
     Ends when `clock` (seconds) reaches `end` or when `stopped`, checked after each turn."""
 
-    def __init__(
-        self,
-        turns: Turns,
-        arms: Sequence[Arm],
-        stream: Iterator[Request],
-        *,
-        many: int,
-        exact: bool,
-        end: float,
-        clock: Callable[[], float],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._turns, self._stream, self._clock, self._stopped = turns, stream, clock, stopped
-        self._end = end
-        self.found = Found(tuple(arms), exact, one=load_of(1), many=load_of(many))
+    turns: Turns
+    arms: Sequence[Arm]
+    stream: Iterator[Request]
+    _: KW_ONLY
+    many: int
+    exact: bool
+    end: float
+    clock: Callable[[], float]
+    stopped: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self.found = Found(tuple(self.arms), self.exact, one=load_of(1), many=load_of(self.many))
 
     def run(self) -> Found:
         """Run all rounds that fit in the time."""
-        found, began, warm_up = self.found, self._clock(), load_of(1)
-        whole = self._end - began
+        found, began, warm_up = self.found, self.clock(), load_of(1)
+        whole = self.end - began
         looks = [began + whole * look / LOOKS for look in range(1, LOOKS)]
-        while not self._is_over() and self._clock() < began + WARM_UP * whole:
+        while not self._is_over() and self.clock() < began + WARM_UP * whole:
             self._round(warm_up, self._alone(warm_up))
         while not self._is_over():
             if found.many.spent < SHARE_OF_MANY * found.one.spent:
                 self._round(found.many, self._together())
             else:
                 self._round(found.one, self._alone(found.one if found.one.rounds else warm_up))
-            if looks and self._clock() >= looks[0]:
+            if looks and self.clock() >= looks[0]:
                 looks.pop(0)
                 if found.is_narrow:
                     break
         return found
 
     def _is_over(self) -> bool:
-        return self._stopped() or self._clock() >= self._end
+        return self.stopped() or self.clock() >= self.end
 
     def _round(self, load: Load, lanes: list[Lane]) -> None:
-        began = self._clock()
+        began = self.clock()
         for request in (request for lane in lanes for request in lane):
             if self._is_over():
                 return
-            self._turns.warm([request.prompt])
-        self.found.add(load, self._turns.round(self.found.arms, lanes, stop=self._is_over))
-        load.spent += self._clock() - began
+            self.turns.warm([request.prompt])
+        self.found.add(load, self.turns.round(self.found.arms, lanes, stop=self._is_over))
+        load.spent += self.clock() - began
 
     def _alone(self, known: Load) -> list[Lane]:
         """Return one lane with as many requests as are answered in about TURN seconds."""
         size = 1
         if known.rounds:
             size = round(TURN * known.speed(OFF) * known.replies / sum(known.tokens))
-        return [list(islice(self._stream, min(max(size, 1), MOST)))]
+        return [list(islice(self.stream, min(max(size, 1), MOST)))]
 
     def _together(self) -> list[Lane]:
-        lanes = (islice(self._stream, PER_LANE) for _ in range(self.found.many.requests))
+        lanes = (islice(self.stream, PER_LANE) for _ in range(self.many))
         return [
             [replace(each, tokens=-(-each.tokens // SHORTER)) for each in lane] for lane in lanes
         ]

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Reply, Run, StepSums
-from engine.lab.comparison.workload import AUTO, Arm, Lane, Request
+from engine.lab.comparison.workload import Arm, Lane, Request
 from engine.messages import CONTEXTS
 from server.lab.bench.client import Client, Counters, Refused
 
@@ -200,7 +200,7 @@ class Servers:
             server = self._others.get(arm, self._own)
             if arm.is_mode:
                 server.switch(arm)
-            if arm == AUTO and self._before and not cold:
+            if arm.mode == "auto" and self._before and not cold:
                 server.ask(self._before, cold=False)
             runs[arm] = server.ask(lanes, cold=cold)
         self._before = self._before if cold else lanes
