@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--worlds", type=whole(1, 10**6), default=50, metavar="N", help="how many (50)")
     add("--first", type=whole(0, 10**9), default=5000, metavar="N",
         help="number of the first (5000: test; 100: development)")  # fmt: skip
-    add("--k-max", type=whole(1, 256), default=12, metavar="K", help="largest K (12)")
+    add("--k-max", type=whole(1, 15), default=12, metavar="K", help="largest K (12)")
     add("--processes", type=whole(1, 1024), default=2, metavar="N", help="worlds at a time (2)")
     add_options(parser, charge=0.0)
     return parser

@@ -169,6 +169,7 @@ def test_two_foreign_servers_are_compared(other: str, capsys: pytest.CaptureFixt
         (["--against", "a b=http://x"], "but is 'a b=http://x'"),
         (["--against", "a=http://x", "--against", "a=http://y"], "names 'a' twice"),
         (["--against", "a=ftp://x"], "--against must be like http://"),
+        (["--against", "a=http://a..b"], "--against must be like http://"),
         (["--against", "a=http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
     ],
 )

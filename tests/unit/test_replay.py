@@ -162,6 +162,16 @@ def test_the_command_prints_a_line_for_each_policy(
     assert "best fixed K in hindsight" in printed
 
 
+def test_no_k_is_too_large_for_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: the largest K that is allowed fits a step of the most requests. Bug: larger ones ended
+    with a traceback in worlds of 32 requests."""
+    world = World(1, Roofline(), Roofline().profile(), Text(), [PhaseSpec(0.7, 32, 500)])
+    assert play(world, [], k_max=15, charge=0.0).best.total > 0
+    with pytest.raises(SystemExit):
+        simulate.main(["--k-max", "16"])
+    assert "'16' is not a whole number from 1 to 15" in capsys.readouterr().err
+
+
 def test_an_unknown_policy_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         simulate.main(["--policy", "fastest"])

@@ -41,6 +41,7 @@ class Client:
         try:
             parts = urlsplit(url)
             host, port, scheme = parts.hostname, parts.port, parts.scheme
+            (host or "").encode("idna")  # as it will be when it is looked up
         except ValueError:
             host, port, scheme = None, None, ""
         if not host or scheme not in ("http", "https") or "?" in url:
