@@ -40,7 +40,7 @@ function show() {
 async function look() {
   let found = "silent";
   try {
-    const reply = await request("health", { quietly: true });
+    const reply = await request("health", { quietly: true, signal: AbortSignal.timeout(10 * EVERY) });
     found = (await reply.json()).engine;
   } catch (error) {
     if (error.status === 503) found = "failed"; // /health uses 503 for this state

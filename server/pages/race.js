@@ -9,7 +9,7 @@ const SHOWN_SECONDS = 4; // minimum duration of a replay
 
 export class RaceView {
   constructor(server) {
-    this.server = server;
+    [this.server, this.how] = [server, at("race-how").textContent];
     this.plain = new Lane(at("lane-plain"), { enabled: false });
     this.speculative = new Lane(at("lane-speculative"), {});
     this.plainFirst = true;
@@ -30,6 +30,8 @@ export class RaceView {
     if (this.running) return;
     const { signal } = (this.running = new AbortController());
     this.busy(true);
+    at("race-again").hidden = true; // until there are two whole replies
+    at("race-how").textContent = this.how;
     tell("", "");
     try {
       const note = await others();
