@@ -20,7 +20,14 @@ from server.app import create_app
 from server.config import Config
 from server.lab.bench.client import Client
 from server.lab.bench.player import Servers
-from server.lab.evaluate.__main__ import Connect, build_parser, configs_of, evaluate, main
+from server.lab.evaluate.__main__ import (
+    Connect,
+    build_parser,
+    configs_of,
+    evaluate,
+    main,
+    measured,
+)
 from server.lab.evaluate.player import settings_of
 from tests.support.app_client import AppClient
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
@@ -280,6 +287,18 @@ def test_several_configurations_are_compared(
         assert f" {file} K=4 " in printed
         assert f" ngram + {file} auto " in printed
     assert printed.count("T=0 x1 ") == 9 + 7
+
+
+def test_a_configuration_for_production_is_measured_in_private(tmp_path: Path) -> None:
+    """Law: no TLS, key, limit or collector of the operator's stands between the server and this
+    program. Bug: a configuration with TLS ended with `broke off`."""
+    keys = ("tls_certificate=c", "tls_key=k", "api_keys_file=f", "request_timeout_seconds=1",
+            "max_inflight=1", "max_waiting_tokens=1", "otlp_endpoint=http://x:4318")  # fmt: skip
+    words = [word for key in keys for word in ("--set", f"server.{key}")]
+    parsed = build_parser().parse_args(["--prompts", str(prompts(tmp_path)), *words])
+    [config] = configs_of(parsed).values()
+    server = measured(config).server
+    assert all(getattr(server, key.partition("=")[0]) is None for key in keys)
 
 
 def proposers_of(

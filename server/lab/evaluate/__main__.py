@@ -91,8 +91,8 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
     comparisons: list[Comparison] = []
     predicted = any("prediction" in prompt.body for prompt in chosen)
     for name, config in configs.items():
-        is_first = not comparisons
-        own = settings_of(config.engine.speculation, name, free=is_first, predicted=predicted)
+        free = not comparisons
+        own = settings_of(config.engine.speculation, name, free=free, predicted=predicted)
         with connect(measured(config)) as (_, client):
             comparison, engine = compare(parsed, client, chosen, own, len(configs))
         comparisons.append(comparison)
@@ -136,7 +136,9 @@ def measured(config: Config) -> Config:
     }
     private = {
         "host": "127.0.0.1", "port": 0, "log_level": "error", "max_restarts": 0,
-        "api_key": None, "admin_key": secrets.token_hex(),
+        "api_key": None, "api_keys_file": None, "admin_key": secrets.token_hex(),
+        "tls_certificate": None, "tls_key": None, "request_timeout_seconds": None,
+        "max_inflight": None, "max_waiting_tokens": None, "otlp_endpoint": None,
     }  # fmt: skip
     server = config.server.model_copy(update=private)
     return Config(server, config.engine.model_copy(update=parts))
@@ -157,8 +159,7 @@ def compare(
     pools: dict[str, list[str]] = {}
     for i, request in enumerate(requests):
         pools.setdefault(f"T={request.body['temperature']:g}", []).append(str(i))
-    loads = sorted(set(parsed.concurrency))
-    workloads = [Workload(kind, None, load) for kind in pools for load in loads]
+    workloads = [Workload(*each) for each in product(pools, [None], sorted(parsed.concurrency))]
     server = PromptServer(client, requests, settings, parsed.max_tokens)
     server.check()
     race = Race(tuple(settings), workloads, pools, minutes=parsed.minutes / num_servers)
@@ -173,8 +174,7 @@ def conclude(
     for comparison in comparisons:
         show(card(comparison))
     show(ANSWER)
-    found = [as_dict(comparison) for comparison in comparisons]
-    write_json(parsed.json, {"facts": facts, "found": found})
+    write_json(parsed.json, {"facts": facts, "found": [as_dict(each) for each in comparisons]})
     return int(any(c.texts_equal < c.texts_compared for c in comparisons))
 
 
