@@ -306,6 +306,23 @@ def test_a_race_counts_what_differs(visit: Tab) -> None:
     assert "number 2" in verdict[1]
 
 
+def test_a_race_that_was_stopped_has_no_replay(visit: Tab) -> None:
+    """Bug: its replay left the page busy for good; and after a replay, the note on how runs are
+    measured was still about that."""
+    page = visit.open("race")
+    page.click("#race-start")
+    page.click("#race-again")
+    expect(page.locator("#race-how")).to_contain_text("Replay of the measured replies")
+    expect(page.locator("#race-start")).to_be_visible()
+    page.fill("#race-tokens", "1500")
+    page.click("#race-start")
+    expect(page.locator("#race-how")).to_contain_text("one after the other")
+    page.click("#race-stop")
+    expect(page.locator("#race-result")).to_have_text("Stopped.")
+    expect(page.locator("#race-start")).to_be_visible()
+    expect(page.locator("#race-again")).to_be_hidden()
+
+
 def test_the_live_view_agrees_with_the_metrics(visit: Tab) -> None:
     """Law: K and tokens/s equal those of /metrics over the same time, within 5 %."""
     scrapes: list[tuple[float, str]] = []  # time and text of each /metrics that it read
