@@ -298,6 +298,8 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     assert read_texts(str(plain)) == read_texts(str(lines)) == ["one", "two"]
     race = settings(build_parser("x").parse_args(["--prompts", str(plain)]))
     assert {workload.kind for workload in race.workloads} == {"file"}
+    lines.write_text('{"prompt": "one\u2028more"}\r\n{"prompt": "a\x85b"}\r{"prompt": "two"}\n')
+    assert read_texts(str(lines)) == ["one\u2028more", "a\x85b", "two"]  # bug: was "not JSON"
     plain.write_text("one\nand more\n\ntwo\n")  # bug: bench took each line for a prompt
     assert read_texts(str(plain)) == ["one\nand more", "two"]
     for text, word in (

@@ -62,7 +62,8 @@ def _lines(path: str | Path) -> list[tuple[str, str]]:
     text = read_text(path, "prompts")
     if not text.strip():
         raise ConfigError(f"{path} contains no prompts")
-    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
+    ended = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # not at U+2028 and others
+    lines = [(f"{path}, line {number}", line) for number, line in enumerate(ended, 1)]
     for where, line in lines:
         if "\0" in line:
             raise ConfigError(f"{where}: the character NUL (U+0000) is no text")

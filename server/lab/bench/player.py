@@ -29,7 +29,8 @@ _NO_CACHE: dict[str, Any] = {"cache_salt": "bench", "cache_prompt": False}
 class Server:
     """One OpenAI-compatible server. `speculation`: the answer to GET /speculation of a Foredraft
     server; None for others and if `as_it_is`, and then its supported fields are tried, unless
-    `fields` gives those of every request. Raises ConfigError if no server or model is there."""
+    `fields` gives those of every request. `k_max`: the largest K that it can be switched to. Raises
+    ConfigError if no server or model is there."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Server:
         self.url = client.url
         self.model = model or _first_model(client)
         self.speculation = None if as_it_is else _speculation(client)
+        self.k_max = int(self.speculation["k_max"]) if self.speculation else 0
         self.version: dict[str, Any] = client.call("/version") if self.speculation else {}
         self.exact = bool(self.version.get("exact", self.version.get("dtype") == "float32"))
         self._salts = count()
@@ -54,11 +56,6 @@ class Server:
         self.left_out: list[str] = []
         if self.speculation is None and fields is None:
             self._try_fields()
-
-    @property
-    def k_max(self) -> int:
-        """The largest K that the server can be switched to."""
-        return int(self.speculation["k_max"]) if self.speculation else 0
 
     def switch(self, arm: Arm) -> None:
         """Switch the server to the mode of `arm`. Raises ConfigError if the server refuses."""
