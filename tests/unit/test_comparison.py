@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -323,6 +324,8 @@ def test_plain_texts_are_messages_for_a_chat_model(tmp_path: Path) -> None:
     assert read_texts(str(path), lambda turns: f"<{turns[-1]['content']}>") == ["a", "<b>"]
     path.write_text("a\n")
     assert read_texts(str(path), lambda turns: f"<{turns[-1]['content']}>") == ["<a>"]
+    with pytest.raises(ConfigError, match="line 1 .*: system is needed"):  # bug: a traceback
+        read_texts(str(path), Mock(side_effect=TypeError("system is needed")))
 
 
 def test_a_prompts_file_is_no_pipe_and_not_overwritten(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def _object(where: str, line: str) -> Entry:
 
 def _text(where: str, value: Any, render: Render | None) -> str:
     if isinstance(value, str):
-        return value if render is None else render([{"role": "user", "content": value}])
+        if render is None:
+            return value
+        value = {"messages": [{"role": "user", "content": value}]}
     try:
         body = value.get("body", value)
         text = body["prompt"] if render is None or "prompt" in body else render(body["messages"])
