@@ -105,8 +105,8 @@ export class ChatView {
   messages() {
     const system = at("system").value.trim();
     const first = system ? [{ role: "system", content: system }] : [];
-    const messages = this.turns.map(turn => turn.message);
-    return [...first, ...messages.filter(one => one.content || one.tool_calls)]; // without failed turns
+    const said = one => one.content || one.tool_calls || one.role !== "assistant"; // not a failed turn
+    return [...first, ...this.turns.map(turn => turn.message).filter(said)];
   }
 
   // Requests a reply to the conversation, or the continuation of `begun`.

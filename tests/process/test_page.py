@@ -252,8 +252,10 @@ def test_a_schema_is_honoured_and_a_bad_one_is_reported(visit: Tab) -> None:
     assert json.loads(turn.locator(".text").inner_text()).keys() == {"age"}
 
 
-def test_tools_are_shown_as_calls_and_answered(visit: Tab) -> None:
-    """Law: what the reader enters goes back to the model as the result of that call."""
+@pytest.mark.parametrize("result", ["sunny", ""])
+def test_tools_are_shown_as_calls_and_answered(visit: Tab, result: str) -> None:
+    """Law: what the reader enters goes back to the model as the result of that call. Bug: an empty
+    result was left out of the conversation."""
     page = visit.open("chat")
     function = {
         "name": "get_weather",
@@ -262,13 +264,13 @@ def test_tools_are_shown_as_calls_and_answered(visit: Tab) -> None:
     page.fill("#tools", json.dumps([{"type": "function", "function": function}]))
     turn = say(page, "What is the weather in Rome?")
     expect(turn.locator(".call b")).to_have_text("get_weather")
-    turn.get_by_label("Result of get_weather").fill("sunny")
+    turn.get_by_label("Result of get_weather").fill(result)
     with page.expect_request("**/v1/chat/completions") as request_info:
         turn.get_by_role("button", name="Send results").click()
     messages = request_info.value.post_data_json["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
     assert messages[2]["tool_call_id"] == messages[1]["tool_calls"][0]["id"]
-    assert messages[2]["content"] == "sunny"
+    assert messages[2]["content"] == result
     expect(page.locator(".turn.assistant .facts").nth(1)).to_contain_text("seed")
 
 
