@@ -270,7 +270,7 @@ def _of_row(tops, sums, row, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.
     mask, at = parts < PARTS, sums + (row * PARTS + parts) * 3
     most = tl.load(at, mask=mask, other=-_INF).to(tl.float64)
     shift = _finite(tl.max(most, axis=0))
-    total = tl.load(at + 1, mask=mask, other=0.0).to(tl.float64) * tl.exp(_finite(most) - shift)
+    total = tl.load(at + 1, mask=mask, other=0.0).to(tl.float64) * tl.exp(most - shift)
     before = tl.sum(tl.load(at + 2, mask=mask, other=0.0), axis=0)
     return top, shift + tl.log(tl.sum(total, axis=0)), before
 

@@ -237,6 +237,21 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
         assert -1 in second_best[sure]  # one token survives
 
 
+def test_parts_without_a_logit_count_nothing(interpreted: Interpreted) -> None:
+    """Bug: beside logits that are far below 0 at a low temperature, a part of the row in which a
+    grammar forbids every token gave 0 x infinity, and nothing could be drawn."""
+    seq = Sequence("", SamplingParams(seed=3, max_tokens=9, temperature=0.01, top_p=0.9), [1], 1)
+    table = DeviceDraws(LogitsProcessor([0]), 100, torch.device("cpu")).plan([Rows(seq, 0, 1, 1)])
+    logits = np.full((1, 100), -np.inf, np.float32)
+    logits[0, [70, 80]] = -9.0, -9.001
+    expected = draw_survivors(
+        torch.from_numpy(logits), token_words_of(100), params_in(torch.from_numpy(table.table)), 100
+    )
+    found = interpreted(survivors, logits, table.table, False)
+    assert found[0].tolist() == expected[0].tolist()
+    assert found[0] >= 70
+
+
 def test_the_law_of_draws(interpreted: Interpreted) -> None:
     """Law: chi-square of 100 draws with 3 degrees of freedom exceeds 22 once in 15 000 cases. The
     interpreter is slow, so draws are few."""
