@@ -153,7 +153,7 @@ class DeviceDraws:
         """Return the tokens and margins of all rows in order (see best_and_margin), or None: take
         the slow path. One copy from the device."""
         tokens, margins = self.enqueue(logits, batch).sent[0][:2].tolist()
-        return None if UNDECIDED in tokens else (as_token_ids(tokens), margins)
+        return None if UNDECIDED in tokens else ([*map(int, tokens)], margins)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         """Return the tokens of rows with any fields, NOT_FINITE where none could be drawn."""
@@ -167,10 +167,12 @@ class DeviceDraws:
         batch = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(batch)
         table, filtered = to_device(self._device, [plan.table, plan.filtered])
-        tokens, margins, second_best = self._drawn(out, table, filtered, plan.num_ranked).tolist()
-        if UNDECIDED in tokens:
-            tokens, margins, second_best = self._drawn(out, table, filtered, self._vocab).tolist()
-        return as_token_ids(tokens), margins, as_token_ids(second_best)
+        drawn = self._drawn(out, table, filtered, plan.num_ranked)
+        tokens, margins, second_best = drawn.tolist()
+        if UNDECIDED in tokens:  # the other rows keep their draws, whose noise has other last bits
+            exact = self._drawn(out, table, filtered, self._vocab)
+            tokens, margins, second_best = exact.where(drawn[0] == UNDECIDED, drawn).tolist()
+        return [*map(int, tokens)], margins, [*map(int, second_best)]
 
     def plan(self, batch: Seq[Rows]) -> Plan:
         """Return the plan, without the columns that `add_slots` sets."""
@@ -357,8 +359,3 @@ def read_in_one_copy(parts: Seq[Tensor]) -> list[Numbers]:
         arrays.append(numbers[at : at + part.numel()].reshape(part.shape))
         at += part.numel()
     return arrays
-
-
-def as_token_ids(numbers: Seq[float]) -> list[int]:
-    """Convert float64 numbers to token ids."""
-    return [int(number) for number in numbers]

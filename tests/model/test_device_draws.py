@@ -19,7 +19,7 @@ from engine.sampling.device_draws import DeviceDraws, Drawn, read_in_one_copy
 from engine.sampling.filters import MOST
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.plain import Rows
+from engine.sampling.plain import UNDECIDED, Rows
 from engine.sampling.row_params import flatten
 from engine.sampling.token_counts import bytes_of
 from engine.scheduling.sequence import Sequence
@@ -103,6 +103,20 @@ def test_flat_rows_are_never_declined(
     assert second_best == expected[2].tolist()
     assert tokens == draws.draw_adjusted(logits, contexts) == expected[0].tolist()
     assert margins == pytest.approx(expected[1].tolist(), abs=1e-4)
+
+
+def test_a_flat_row_leaves_the_others_alone(
+    draws: DeviceDraws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: where one row needed the exact draw, all rows got it, whose noise has other last bits
+    than that of a kernel: a row's token depended on its company."""
+    exact = torch.tensor([[7.0, 9.0], [2.0, 3.0], [8.0, 4.0]], dtype=torch.float64)
+    quick = torch.tensor([[5.0, UNDECIDED], [1.0, 0.0], [6.0, -1.0]], dtype=torch.float64)
+    found = iter((quick, exact))
+    monkeypatch.setattr(draws, "_drawn", lambda *_: next(found))
+    contexts = [RowContext(sequence(seed), []) for seed in (1, 2)]
+    drawn = draws.draw_draft_adjusted(torch.zeros(2, VOCAB), contexts)
+    assert drawn == ([5, 9], [1.0, 3.0], [6, 4])
 
 
 @pytest.mark.parametrize("fields", [*ADJUSTED, {"logit_bias": {7: 99.0, 5000: 1.0}}], ids=str)
