@@ -63,15 +63,15 @@ class FlashInferBackend:
         self.device = device
         self.make_wrapper = make_wrapper
         self.workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
-        self._wrappers: dict[Variant, Wrapper] = {}
-        self._staged: dict[tuple[KVPlane, int, int], FlashInferGraph] = {}
+        self.wrappers: dict[Variant, Wrapper] = {}
+        self._staged: dict[tuple[KVPlane, int], list[FlashInferGraph]] = {}
+        event: Any = torch.cuda.Event
+        self.read = event() if device.type == "cuda" else None  # recorded behind a forward's plans
 
-    def wrapper(self, variant: Variant) -> Wrapper:
-        """Return a variant's wrapper; cached, since each has several megabytes of buffers."""
-        wrapper = self._wrappers.get(variant)
-        if wrapper is None:
-            wrapper = self._wrappers[variant] = self.make_wrapper(self.workspace, "HND")
-        return wrapper
+    def wait(self) -> None:
+        """Wait until the device has read the last plans: a wrapper has one page-locked buffer."""
+        if self.read is not None and not self.read.query():
+            self.read.synchronize()
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> FlashInferForward:
         return FlashInferForward(self, plane, spans)
@@ -80,12 +80,10 @@ class FlashInferBackend:
         self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
     ) -> FlashInferStaged:
         if steps is None:
-            return FlashInferStaged([FlashInferGraph(self, plane, rows)])
-        keys = [(plane, rows, number) for number in range(steps)]
-        for key in keys:
-            if key not in self._staged:
-                self._staged[key] = FlashInferGraph(self, plane, rows)
-        return FlashInferStaged([self._staged[key] for key in keys])
+            return FlashInferStaged(self, [FlashInferGraph(self, plane, rows)])
+        made = self._staged.setdefault((plane, rows), [])
+        made += [FlashInferGraph(self, plane, rows) for _ in range(len(made), steps)]
+        return FlashInferStaged(self, made[:steps])
 
 
 class FlashInferForward(PagedAttention):
@@ -93,6 +91,7 @@ class FlashInferForward(PagedAttention):
 
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         self._backend = backend
+        backend.wait()
         self._table = self._table_of(spans, plane.block_size)
         super().__init__(plane, self._table.slots.to(backend.device, non_blocking=True))
         self._planned: dict[Variant, Wrapper] = {}
@@ -104,14 +103,17 @@ class FlashInferForward(PagedAttention):
         wrapper = self._planned.get(variant)
         if wrapper is None:
             wrapper = self._planned[variant] = self._made(variant)
-            self._plan(wrapper, variant)
+            self._table.plan(wrapper, variant, self._plane.block_size, self._backend.device)
+            if self._backend.read is not None:
+                self._backend.read.record()
         return wrapper
 
     def _made(self, variant: Variant) -> Wrapper:
-        return self._backend.wrapper(variant)
-
-    def _plan(self, wrapper: Wrapper, variant: Variant) -> None:
-        self._table.plan(wrapper, variant, self._plane.block_size, self._backend.device)
+        """Return a variant's wrapper; cached, since each has several megabytes of buffers."""
+        backend, wrappers = self._backend, self._backend.wrappers
+        if variant not in wrappers:
+            wrappers[variant] = backend.make_wrapper(backend.workspace, "HND")
+        return wrappers[variant]
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         keys, values = self._write(layer, key, value)
@@ -170,21 +172,24 @@ class FlashInferGraph(FlashInferForward):
         assert len(self._table.slots) == self.rows
         self._slots.copy_(self._table.slots, non_blocking=True)
         for variant, wrapper in self._planned.items():
-            self._plan(wrapper, variant)
+            self._table.plan(wrapper, variant, self._plane.block_size, self._backend.device)
 
 
 class FlashInferStaged(StagedAttention):
     """Staged steps, each with its own tensors."""
 
-    def __init__(self, steps: Sequence[FlashInferGraph]) -> None:
-        self._steps = steps
+    def __init__(self, backend: FlashInferBackend, steps: Sequence[FlashInferGraph]) -> None:
+        self._backend, self._steps = backend, steps
 
     def suits(self, spans: Sequence[Span]) -> bool:
         return self._steps[0].suits(spans)
 
     def fill(self, spans: Sequence[Span]) -> None:
+        self._backend.wait()
         for number, step in enumerate(self._steps):
             step.fill([span._replace(start=span.start + number) for span in spans])
+        if self._backend.read is not None:
+            self._backend.read.record()
 
     def step(self, number: int) -> PreparedAttention:
         return self._steps[number]

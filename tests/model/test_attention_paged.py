@@ -127,6 +127,46 @@ def test_staged_attention_is_filled_anew(name: str, variation: dict[str, Any]) -
             assert torch.equal(tensor[:, :, others], kept[:, :, others])
 
 
+class Late:
+    """An event that comes only when someone waits for it."""
+
+    is_pending = False
+
+    def record(self) -> None:
+        self.is_pending = True
+
+    def query(self) -> bool:
+        return not self.is_pending
+
+    def synchronize(self) -> None:
+        self.is_pending = False
+
+
+def test_a_plan_waits_until_the_device_has_read_the_last_one() -> None:
+    """Bug: a wrapper of FlashInfer has one page-locked buffer for its plans. In steps that draw
+    nothing (a long prompt) and in a draft's long catch-up, the host waits for no forward, and wrote
+    the next plan over one that the device had yet to read."""
+    read = Late()
+
+    class Planned(PagedPrefill):
+        def plan(self, *arguments: Any, **named: Any) -> None:
+            assert self.plans == 0 or not read.is_pending
+            super().plan(*arguments, **named)
+
+    backend, ours = FlashInferBackend(CPU, Planned), plane()
+    backend.read = read
+    for _ in range(3):
+        attend(backend.prepare(ours, CHAINS), CHAINS)
+        assert read.is_pending
+    spans = [Span(i, 1, i, [10 + i, 22]) for i in range(4)]
+    staged = backend.stage(ours, len(spans), PackedCopy(CPU), 3)
+    for number in range(3):
+        attend(staged.step(number), spans)  # the forwards before a capture
+    for _ in range(2):
+        staged.fill(spans)
+        assert read.is_pending
+
+
 def test_the_tables_of_graphs_are_planned() -> None:
     """Bug: these tables grow with the pool, and the memory plan did not count them."""
 
@@ -150,7 +190,7 @@ def test_flashinfer_plans_once_per_forward() -> None:
     """Law: layers with the same settings share a plan; the next forward plans again on the same
     wrapper."""
     backend = FlashInferBackend(CPU, PagedPrefill)
-    forward, cache = backend.prepare(plane(), CHAINS), backend._wrappers
+    forward, cache = backend.prepare(plane(), CHAINS), backend.wrappers
     for _ in range(3):
         attend(forward, CHAINS)
     attend(forward, CHAINS, window=5)
