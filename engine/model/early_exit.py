@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engine.cpu.fused import FusedDecoder
 from engine.errors import ModelError
 from engine.model.kv_cache import KVCache, Plane
-from engine.model.loaded import Call, LoadedModel, ModuleCall, with_parts
+from engine.model.loaded import Call, LoadedModel, ModuleCall, name_of_layers, with_parts
 from engine.model.proof import Forward, forward_of, is_proven, probe_layers, prove, reference
 from engine.scheduling.segment import Segment
 
@@ -39,11 +39,8 @@ def early_exit(target: LoadedModel, count: int) -> LoadedModel:
             f"{refused}: it has {len(target.layers)}, and speculation.proposer.layers is {count}; "
             "a draft needs fewer"
         )
-    if _list_of_layers(target) is None:
-        kind = type(target.model).__name__
-        raise ModelError(f"{refused}: a {kind} has no list of them that could be cut short")
     name = f"the draft of the first {count} layers of {target.path!r}"
-    model = _shortened(target, target.model, count)
+    model = _shortened(target.model, count)
     draft = replace(
         target, model=model, role="draft", layers=probe_layers(model, name),
         logits=_shortened_call(target, count), batch_invariant=False, borrows=True,
@@ -60,27 +57,19 @@ def _shortened_call(target: LoadedModel, count: int) -> Call:
     if isinstance(target.logits, FusedDecoder):
         return target.logits.first(count)
     assert isinstance(target.logits, ModuleCall)
-    return ModuleCall(_shortened(target, target.logits.model, count))
+    return ModuleCall(_shortened(target.logits.model, count))
 
 
-def _shortened(target: LoadedModel, model: Any, count: int) -> Any:
-    """Return `model`, the target's own or its fused form, with only its first `count` layers."""
-    body, name = model.base_model, _list_of_layers(target)
-    assert name is not None
+def _shortened(model: Any, count: int) -> Any:
+    """Return a model, in its own or its fused form, with only its first `count` layers. Raises
+    ModelError as `name_of_layers`."""
+    body, name = model.base_model, name_of_layers(model)
     layers = list(getattr(body, name)[:count])
     if hasattr(layers[-1], "following"):  # a fused layer, which also computes the next norm
         layers[-1] = copy(layers[-1])
         layers[-1].following = body.norm.norm
     body = with_parts(body, **{name: nn.ModuleList(layers)})
     return with_parts(model, **{getattr(model, "base_model_prefix", "model"): body})
-
-
-def _list_of_layers(target: LoadedModel) -> str | None:
-    """The attribute of the model's body that holds the decoder layers, or None."""
-    for name, part in target.model.base_model.named_children():
-        if isinstance(part, nn.ModuleList) and len(part) == len(target.layers):
-            return str(name)
-    return None
 
 
 class _Exit(NamedTuple):

@@ -111,10 +111,11 @@ class ModuleCall:
 
 @contextmanager
 def watched(model: Any, on_layer: LayerHook | None) -> Iterator[None]:
-    """Call `on_layer` from forward hooks during the block. Raises ModelError as `layers_of`."""
+    """Call `on_layer` from forward hooks in the block. Raises ModelError as `name_of_layers`."""
     handles = []
     if on_layer is not None:
-        numbered = [*enumerate(layers_of(model)), (LAST, model.base_model)]
+        layers = getattr(model.base_model, name_of_layers(model))
+        numbered = [*enumerate(layers), (LAST, model.base_model)]
         calls = [(module, partial(_show, on_layer, at)) for at, module in numbered]
         handles = [module.register_forward_hook(call) for module, call in calls]
     try:
@@ -124,13 +125,13 @@ def watched(model: Any, on_layer: LayerHook | None) -> Iterator[None]:
             handle.remove()
 
 
-def layers_of(model: Any) -> nn.ModuleList:
-    """Return the decoder layers, under any name. Raises ModelError if there is no list of them."""
-    for part in model.base_model.children():
+def name_of_layers(model: Any) -> str:
+    """Return which attribute of the body has the decoder layers. Raises ModelError if none has."""
+    for name, part in model.base_model.named_children():
         if isinstance(part, nn.ModuleList) and len(part) == model.config.num_hidden_layers:
-            return part
-    kind = type(model).__name__
-    raise ModelError(f"{kind} has no list of decoder layers, so their hidden states cannot be read")
+            return str(name)
+    what = "has no list of decoder layers, whose hidden states could be read or that could be cut"
+    raise ModelError(f"a {type(model).__name__} {what} short")
 
 
 def _show(on_layer: LayerHook, layer: int, _: nn.Module, __: Any, output: Any) -> None:

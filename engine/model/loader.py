@@ -223,14 +223,18 @@ def _fastest(
 def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
     from engine.model.fused_layers import FEW, fused_layers, make_batch_invariant
 
+    found = loaded
     try:
         fused = fused_layers(loaded.model, loaded.layers)
         if fused is not None and loaded.dtype.itemsize == 2:
             make_batch_invariant(fused, FEW)
-        return _with_call(loaded, None if fused is None else ModuleCall(fused), expected)
+        found = _with_call(loaded, None if fused is None else ModuleCall(fused), expected)
     except Exception as error:  # a missing compiler, for example; the model runs without
         logger.warning("the %s model runs without fused layers: %s", loaded.role, failure(error))
-        return loaded
+    for module in loaded.model.modules():
+        if found is loaded and type(module) is torch.nn.Linear:
+            vars(module).pop("forward", None)  # fused layers share this module with the model
+    return found
 
 
 def _batch_invariant(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:

@@ -38,7 +38,7 @@ from engine.model.fit import Vocabulary, check_lengths, compare, compare_files, 
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
-from engine.model.loaded import LoadedModel, layers_of
+from engine.model.loaded import LoadedModel, name_of_layers
 from engine.model.loader import load_model, pick_device
 from engine.model.medusa_heads import MedusaHeads, load_heads
 from engine.model.memory import device_limit, reserve_of, table_bytes, weights_of
@@ -157,7 +157,7 @@ def _load_heads(medusa: MedusaConfig, target: LoadedModel) -> MedusaHeads:
 def _load_eagle(eagle: EagleConfig, target: LoadedModel) -> EagleHead:
     """Load an EAGLE head, with the target's embedding if it has none. Raises ModelError."""
     model = target.model
-    layers_of(model)
+    name_of_layers(model)
     words, width = (
         model.get_input_embeddings().weight,
         model.get_output_embeddings().weight.shape[1],

@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -112,9 +111,8 @@ def compare(family: str) -> None:
 def compare_first(family: str) -> None:
     model = model_of(family)
     shapes = probe_layers(model, family)
-    target: Any = SimpleNamespace(model=model, layers=shapes)
     fused = fused_layers(model, shapes)
-    call, short = (_shortened(target, each, 1) for each in (fused, model))
+    call, short = (_shortened(each, 1) for each in (fused, model))
     expected, call = reference(short, family), ModuleCall(call)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
@@ -210,6 +208,23 @@ def check_loader(folder: str) -> None:
 def test_the_loader_serves_what_is_proven(tmp_path: Path, interpreted: Run) -> None:
     """Law: our kernels run wherever they can, unless they fail or give other logits."""
     interpreted(check_loader, tiny.save(model_of("llama"), tmp_path))
+
+
+def check_fallback(folder: str) -> None:
+    with (
+        patch.object(loader, "has_kernels", lambda device: True),
+        patch.object(loader, "read_llama", lambda *_: None),
+        patch.object(products, "multiply_rows", None),  # calling it fails
+    ):
+        loaded = load_model(folder, role="target", device="cpu", dtype="float16")
+        ids = torch.tensor([[3, 4]])
+        loaded.logits(ids, torch.tensor([[0, 1]]), 2, whole_sequence(loaded, 2)())
+
+
+def test_without_fused_layers_no_kernel_runs(tmp_path: Path, interpreted: Run) -> None:
+    """Bug: fused layers replace the products of modules that the model also has. It kept them when
+    the fused layers had failed, and then failed itself."""
+    interpreted(check_fallback, tiny.save(model_of("llama"), tmp_path))
 
 
 def check_products(count: int, shape: tuple[int, int], kind: QuantizationName) -> None:
@@ -317,13 +332,17 @@ def check_steady() -> None:
     beside = Segment(tokens[:9], 0, [6], 9)
     verified = forward([beside, Segment(tokens[67:], 67, blocks, 3)], planes[1])
     assert torch.equal(verified[9:], whole)
+    nodes, parents = [tokens[67], 9, tokens[68], 11, tokens[69]], [-1, -1, 0, 0, 2]
+    tree = forward([beside, Segment(nodes, 67, blocks, 5, parents)], planes[1])
+    assert torch.equal(tree[9:][[0, 2, 4]], whole)
     decoded = [forward([Segment([tokens[i]], i, blocks, 1)], planes[1]) for i in (67, 68, 69)]
     assert torch.equal(torch.cat(decoded), whole)
 
 
 def test_a_steady_model_gives_a_row_its_bits(interpreted: Run) -> None:
     """Law: a row's logits are bit-identical in a prompt of more rows than one tile of the attention
-    kernel, after that prompt in two chunks, beside another sequence, and in decode steps."""
+    kernel, after that prompt in two chunks, beside another sequence, as a tree's node, and in
+    decode steps."""
     interpreted(check_steady)
 
 
