@@ -24,9 +24,10 @@ from engine.attention.interface import (
     Variation,
 )
 from engine.attention.packed_copy import PackedCopy
-from engine.attention.triton_kernels import PIECE, ROW, Splitting, Tables, attend
+from engine.attention.triton_kernels import PATH, PIECE, ROW, Splitting, Tables, attend
 
-MOST_NODES = 64  # of a tree: one bit of a mask each
+MOST_NODES = PATH.value  # of a tree: one bit of a mask each
+_CHAIN = np.arange(MOST_NODES, dtype=np.int32)[None]  # its path
 DECODES = Splitting()
 # Outside graphs, where a span has `LONG` rows: its pieces are programs enough without split keys.
 PROMPTS, LONG = Splitting(splits=1, rows=16), 256
@@ -34,8 +35,8 @@ PROMPTS, LONG = Splitting(splits=1, rows=16), 256
 
 class TritonBackend:
     """Prepares forwards on one device, and stages those of a fixed number of rows for graphs.
-    `prompts`: the splitting of prepared forwards with a long span. For batch-invariant rows it must
-    equal `splitting`."""
+    `prompts`: the splitting of prepared forwards with a long span. If it equals `splitting`, rows
+    are batch-invariant, those of trees by their paths."""
 
     name = "triton"
 
@@ -43,13 +44,14 @@ class TritonBackend:
         self, device: torch.device, splitting: Splitting = DECODES, prompts: Splitting = PROMPTS
     ) -> None:
         self.device, self.splitting, self.prompts = device, splitting, prompts
+        self.by_path = prompts == splitting
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> TritonStep:
         long = any(span.length >= LONG for span in spans)
         splitting = self.prompts if long else self.splitting
-        tables = HostTables(spans, plane.block_size, rows=splitting.rows)
-        sent = PackedCopy(self.device)
-        buffers = Buffers(sent, len(tables.rows), len(tables.pieces), len(tables.pages))
+        tables = HostTables(spans, plane.block_size, 1, splitting.rows, by_path=self.by_path)
+        sent, sizes = PackedCopy(self.device), (tables.rows, tables.pieces, tables.pages)
+        buffers = Buffers(sent, *map(len, sizes), by_path=self.by_path)
         sent.build()
         buffers.fill(tables)
         sent.send()
@@ -86,17 +88,17 @@ class TritonStaged(StagedAttention):
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
         self._splitting, self._plane, self._rows = backend.splitting, plane, rows
         self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
-        self._buffers = Buffers(sent, rows, rows, self._most_pages, steps)
+        self._buffers = Buffers(sent, rows, rows, self._most_pages, steps, by_path=backend.by_path)
 
     def suits(self, spans: Sequence[Span]) -> bool:
         return sum([len(span.blocks) for span in spans]) <= self._most_pages
 
     def fill(self, spans: Sequence[Span]) -> None:
         """Set the spans, `rows` rows in all."""
-        size, steps = self._plane.block_size, self._buffers.steps
-        tables = HostTables(spans, size, steps, self._splitting.rows)
+        size, rows, buffers = self._plane.block_size, self._splitting.rows, self._buffers
+        tables = HostTables(spans, size, buffers.steps, rows, by_path=buffers.by_path)
         assert len(tables.rows) == self._rows
-        self._buffers.fill(tables)
+        buffers.fill(tables)
 
     def step(self, number: int) -> TritonStep:
         return TritonStep(self._splitting, self._plane, self._buffers, number)
@@ -104,13 +106,14 @@ class TritonStaged(StagedAttention):
 
 class HostTables:
     """Spans, concatenated in the kernel's form on the host: int64 `slots` `[steps, rows]`, and
-    int32 `rows`, `pieces` of up to `rows` rows, and `pages`, see `triton_kernels`. Trees have at
-    most 64 nodes."""
+    int32 `rows`, `pieces` of up to `rows` rows, `pages` and, if `by_path`, `paths`, see
+    `triton_kernels`. Trees have at most 64 nodes."""
 
     def __init__(
-        self, spans: Sequence[Span], size: int, steps: int = 1, rows: int = DECODES.rows
-    ) -> None:
-        pieces, tables, trees, page = list[int](), list["array[int]"](), list[Span](), 0
+        self, spans: Sequence[Span], size: int, steps: int = 1, rows: int = DECODES.rows,
+        *, by_path: bool = False,
+    ) -> None:  # fmt: skip
+        pieces, tables, page = list[int](), list["array[int]"](), 0
         for span in spans:
             row, length, start, blocks, nodes = span
             count = -(-(start + length + steps - 1) // size)
@@ -119,15 +122,15 @@ class HostTables:
             if length <= rows and not nodes:
                 pieces += (row, length, start + length, start, row, page)
             else:
-                pieces += _pieces(span, page, rows)
-            if nodes:
-                trees.append(span)
+                pieces += _pieces(span, page, rows, by_path=by_path)
             page += count
         self.pages = np.frombuffer(b"".join(tables), np.int32)
         self.pieces = np.array(pieces, np.int32).reshape(-1, PIECE.value)
         self._list_rows(size, steps)
-        for tree in trees:
-            self._place_nodes(tree.row + tree.length, tree.end, tree.ancestors or ())
+        self.paths = _CHAIN.repeat(len(self.rows) * by_path, axis=0)
+        for span in spans:
+            if span.ancestors:
+                self._place_nodes(span.row + span.length, span.end, span.ancestors)
 
     def _list_rows(self, size: int, steps: int) -> None:
         """Set rows and slots as if all spans were chains."""
@@ -147,32 +150,36 @@ class HostTables:
         rows = self.rows[row - len(nodes) : row]
         rows[:, 0] = [end - len(nodes) + len(above) for above in nodes]
         rows[:, 1:] = np.array(bits, np.uint64)[:, None].view(np.int32)
+        for i, path in enumerate(self.paths[row - len(nodes) : row]):
+            path[: len(nodes[i]) + 1] = *nodes[i], i
 
 
-def _pieces(span: Span, page: int, rows: int) -> list[int]:
-    """The numbers of a span's pieces: a chain's are chains, and those of a tree share a root."""
-    row, length, start, _, nodes = span
-    chain = length - len(nodes or ())
-    pieces = list[int]()
+def _pieces(span: Span, page: int, rows: int, *, by_path: bool) -> list[int]:
+    """The numbers of a span's pieces: a chain's are chains, and those of a tree share a root. If
+    `by_path`, a node's is a row that ends where a chain of its path would."""
+    row, length, start, _, ancestors = span
+    nodes, each, pieces = ancestors or (), 1 if by_path else rows, list[int]()
+    chain = length - len(nodes)
     for at in range(0, chain, rows):
         count, root = min(rows, chain - at), start + at
         pieces += (row + at, count, root + count, root, row + at, page)
-    for at in range(chain, length, rows):
-        count = min(rows, length - at)
-        pieces += (row + at, count, span.end, start + chain, row + chain, page)
+    for at in range(chain, length, each):
+        end = start + chain + len(nodes[at - chain]) + 1 if by_path else span.end
+        pieces += (row + at, min(each, length - at), end, start + chain, row + chain, page)
     return pieces
 
 
 class Buffers:
-    """Slots, rows, pieces and pages as the last buffers of a PackedCopy."""
+    """Slots, rows, pieces, paths and pages as the last buffers of a PackedCopy."""
 
     def __init__(
-        self, sent: PackedCopy, rows: int, pieces: int, pages: int, steps: int = 1
+        self, sent: PackedCopy, rows: int, pieces: int, pages: int, steps: int = 1, *, by_path: bool
     ) -> None:
         self.slots = sent.reserve(steps, rows, dtype=torch.int64)
         self._rows, self._pieces = sent.reserve(rows, ROW.value), sent.reserve(pieces, PIECE.value)
+        self._paths = sent.reserve(rows * by_path, MOST_NODES)
         self._pages = sent.reserve(pages)
-        self.steps = steps
+        self.steps, self.by_path = steps, by_path
 
     def fill(self, tables: HostTables) -> None:
         rows, pieces, pages = self._rows, self._pieces, self._pages
@@ -180,8 +187,10 @@ class Buffers:
         self.slots.host[:], rows.host[:] = tables.slots, tables.rows
         pieces.host[: len(tables.pieces)] = tables.pieces
         pieces.host[len(tables.pieces) :, 1] = 0
+        self._paths.host[:] = tables.paths
         pages.used = len(tables.pages)
         pages.host[: pages.used] = tables.pages
 
     def tables(self, step: int) -> Tables:
-        return Tables(self._rows.tensor, self._pieces.tensor, self._pages.tensor, step)
+        buffers = self._rows, self._pieces, self._pages, self._paths
+        return Tables(*(buffer.tensor for buffer in buffers), step)

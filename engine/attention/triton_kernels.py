@@ -7,12 +7,13 @@ once for all of them. Keys are divided into chunks: chunk c of a sequence belong
 
 With one Splitting, the tile, the chunks and their order depend only on the model and the keys, and
 a chunk that a row does not see leaves its sums unchanged. So a row's result depends, bit for bit,
-only on its query and the keys that it sees, not on other spans or the rows of its own.
+only on its query and the keys that it sees, not on other spans or the rows of its own. For a tree's
+nodes this takes a piece and a path each: keys are then read in the order of the path, as a chain's.
 
 Tables are int32. A row is `[position, bits, bits]`: bit i of the 64 says whether it sees key `root
 + i`; it sees every key before the root. A piece is rows of one span: `[first row, rows, end, root,
 row of the root, first entry of its pages]`, with `end` and `root` as KV indices. A piece without
-rows is padding.
+rows is padding. A path lists the nodes of a row's path, counted from the root.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from engine.attention.interface import Variation
 
-ROW, PIECE = tl.constexpr(3), tl.constexpr(6)  # numbers in a record
+ROW, PIECE, PATH = tl.constexpr(3), tl.constexpr(6), tl.constexpr(64)  # numbers in a record
 SMALLEST = 16  # least side of a matrix product
 WIDE = 128  # largest head dimension of NARROW_TILE
 # (Heads per tile, keys per iteration), few enough that registers do not spill on sm_80 and sm_90:
@@ -38,12 +39,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Tables(NamedTuple):
-    """Int32 `rows` `[rows, 3]`, `pieces` `[pieces, 6]` and `pages`. `steps`: every row is that many
-    positions further than the tables say; above 0, each sequence must have one row."""
+    """Int32 `rows` `[rows, 3]`, `pieces` `[pieces, 6]`, `pages`, and `paths` `[rows, 64]` or `[0,
+    64]`. `steps`: every row is that many positions further than the tables say; above 0, each
+    sequence must have one row."""
 
     rows: Tensor
     pieces: Tensor
     pages: Tensor
+    paths: Tensor
     steps: int = 0
 
 
@@ -119,10 +122,10 @@ def _scores(q, k, scale, SOFTCAP: tl.constexpr):
 
 @triton.jit(do_not_specialize=("steps",))
 def attend_splits(
-    sums, tops, query, keys, values, rows, pieces, pages, steps, scale, heads,
+    sums, tops, query, keys, values, rows, pieces, pages, paths, steps, scale, heads,
     query_head, query_row, key_head, key_slot, value_head, value_slot,
     GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr,
+    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, BY_PATH: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, PAGE: tl.constexpr,
     CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
@@ -133,6 +136,7 @@ def attend_splits(
         return
     end, root, origin = tl.load(piece + 2) + steps, tl.load(piece + 3) + steps, tl.load(piece + 4)
     table = pages + tl.load(piece + 5)
+    path = paths + (tl.load(piece) + tl.load(piece + 1) - 1) * PATH  # of its last row
     kv_head, row, head, live = _lines(piece, GROUP, SHARED, TILE)
     early, late, where = _bits(rows, row, live, steps, WINDOW)
     step = head * query_head + row.to(tl.int64) * query_row
@@ -144,11 +148,15 @@ def attend_splits(
         chunk = first + i // (CHUNK // BLOCK) * SPLITS
         index = chunk * CHUNK + i % (CHUNK // BLOCK) * BLOCK + tl.arange(0, BLOCK)
         valid = index < end  # later slots may hold anything, and 0 x NaN is NaN
-        page = tl.load(table + index // PAGE, valid, 0).to(tl.int64)
-        slot = page * PAGE + index % PAGE
+        node, place = index - root, index
+        if BY_PATH:
+            node = tl.where(node < 0, node, tl.load(path + node, valid & (node >= 0), 0))
+            place = root + node
+        page = tl.load(table + place // PAGE, valid, 0).to(tl.int64)
+        slot = page * PAGE + place % PAGE
         k = _rows(keys + kv_head * key_head, slot * key_slot, valid, KEY_DIM, KEY_WIDTH)
         k = k.to(q.dtype)
-        seen = _seen(rows, origin, index - root, valid, index, early, late, where, steps, WINDOW)
+        seen = _seen(rows, origin, node, valid, index, early, late, where, steps, WINDOW)
         scores = tl.where(seen, _scores(q, k, scale, SOFTCAP), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # 0 for lines that saw no key yet
@@ -220,10 +228,10 @@ def attend(
     scale = dim**-0.5 if how.scaling is None else how.scaling
     with torch.cuda.device_of(query):  # Triton launches on the current device
         attend_splits[(len(tables.pieces), kv_heads * parts, splitting.splits)](
-            sums, tops, query, keys, values, *tables[:3], tables.steps, scale, heads,
+            sums, tops, query, keys, values, *tables, scale, heads,
             *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
             **fixed, PAGE=page, CHUNK=splitting.chunk, SPLITS=splitting.splits,
-            num_warps=warps_of(fixed["TILE"]), num_stages=STAGES,
+            BY_PATH=len(tables.paths) > 0, num_warps=warps_of(fixed["TILE"]), num_stages=STAGES,
         )  # fmt: skip
         combine_splits[len(output), heads](
             output, sums, tops, sums if how.sinks is None else how.sinks,

@@ -37,8 +37,12 @@ def choose_attention(
     bits must not depend on other rows. Raises ConfigError if `requested` cannot serve the model."""
 
     def obstacle(name: AttentionName) -> str | None:
-        reason = fp8_obstacle(name, device) if in_fp8 else None
-        return reason or _obstacle(name, device, dtype, layers)
+        if in_fp8 and (reason := fp8_obstacle(name, device)):
+            return reason
+        if name == "triton":
+            return triton_obstacle(device, layers)
+        why = {"flashinfer": flashinfer_obstacle, "compiled": _compiled_obstacle}.get(name)
+        return why(device, dtype, layers) if why else None
 
     if batch_invariant:
         other = requested not in ("auto", "triton")
@@ -82,17 +86,6 @@ def attention_backend(
 
         return TritonBackend(device, prompts=DECODES if batch_invariant else PROMPTS)
     return SdpaBackend(device)
-
-
-def _obstacle(
-    name: AttentionName, device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
-) -> str | None:
-    """Why this backend cannot serve the model on this device, or None."""
-    if name == "flashinfer":
-        return flashinfer_obstacle(device, dtype, layers)
-    if name == "triton":
-        return triton_obstacle(device, layers)
-    return _compiled_obstacle(device, dtype, layers) if name == "compiled" else None
 
 
 def _compiled_obstacle(

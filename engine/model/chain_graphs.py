@@ -81,7 +81,7 @@ class _Chain:
         self._keys = sent.reserve(steps, 2, rows, 1)
         self._positions = sent.reserve(steps - 1, 1, rows, dtype=torch.int64)
         self._first, self._order = sent.reserve(rows), sent.reserve(steps * rows)
-        self._attention = kv.stage(rows, sent, steps - 1) if steps > 1 else None
+        self._attention = kv.backend.stage(kv.plane, rows, sent, steps - 1) if steps > 1 else None
         sent.build()
         self._no_ids = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # a valid value for every column, top_k sizes included
@@ -169,13 +169,16 @@ class ChainGraphs:
 
     def __init__(self, call: Call, kv: GraphKV, recorder: Recorder, logits: Tensor) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
-        self._counts: Counts | None = None
+        self._counts: Counts | None = None  # shared by all chains
         words = token_words_of(logits.shape[1], kv.device)
 
         def make(kind: Kind) -> _Chain:
             counts = None
             if kind.draws == ADJUSTED:
-                counts = self._shared(logits[: self._sizes[-1]], kind.rows)
+                if self._counts is None:
+                    like = logits[: self._sizes[-1]]
+                    self._counts = torch.zeros_like(like, dtype=torch.int32), torch.zeros_like(like)
+                counts = self._counts[0][: kind.rows], self._counts[1][: kind.rows]
             return _Chain(call, kv, words, kind, logits, counts)
 
         most = len(self._sizes) * MAX_K * KINDS  # never evict
@@ -215,13 +218,6 @@ class ChainGraphs:
         chain = self._pool.inputs(kind)
         chain.fill(first, starts, steps, table, held)
         return DraftedChains(self._pool.replay(kind), chain.ids[: len(table)])
-
-    def _shared(self, like: Tensor, rows: int) -> Counts:
-        """The first `rows` of the counts that all chains share; `like`: their shape."""
-        if self._counts is None:
-            self._counts = torch.zeros_like(like, dtype=torch.int32), torch.zeros_like(like)
-        seen, biases = self._counts
-        return seen[:rows], biases[:rows]
 
     def _rows(self, starts: Sequence[Start]) -> int:
         return self._sizes[bisect_left(self._sizes, len(starts))]

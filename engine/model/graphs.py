@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBackend, padding_span
+from engine.attention.interface import KVPlane, Span, StagingBackend, padding_span
 from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
@@ -42,9 +42,6 @@ class GraphKV:
     plane: KVPlane
     padding_block: int
     device: torch.device
-
-    def stage(self, rows: int, sent: PackedCopy, steps: int | None = None) -> StagedAttention:
-        return self.backend.stage(self.plane, rows, sent, steps)
 
     def padding_spans(self, row: int, more: int) -> list[Span]:
         """Return the spans of `more` padding rows from `row` on."""
@@ -158,7 +155,7 @@ class _StaticInputs:
         )
         self._scales = sent.reserve(2, rows, 1, dtype=torch.float32)
         self._keys = sent.reserve(2, rows, 1)
-        self.attention = kv.stage(rows, sent)
+        self.attention = kv.backend.stage(kv.plane, rows, sent)
         sent.build()
         self._call, self._logits, self._words = call, logits[:rows], words
         self.drawn: Tensor | None = None  # by the last run

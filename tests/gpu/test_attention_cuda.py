@@ -97,6 +97,32 @@ def test_chains_and_trees_take_turns(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
 
 
+def test_a_batch_invariant_tree_node_has_the_bits_of_a_chain() -> None:
+    """Law: as a node of a tree, decoded, or last in a chain of its path."""
+    pytest.importorskip("triton", reason="needs Triton")
+    backend: Any = attention_backend("triton", torch.device("cuda"), batch_invariant=True)
+    made, start, blocks = plane(), 126, range(20, 29)  # nodes in two chunks of keys
+    generator = torch.Generator().manual_seed(1)
+    inputs = [
+        torch.randn(1, heads, len(TREE), DIM, generator=generator).cuda().bfloat16()
+        for heads in (4, 2, 2)
+    ]
+
+    def run(span: Span, chosen: list[int]) -> torch.Tensor:
+        prepared, how = backend.prepare(made, [span]), Variation()
+        with torch.inference_mode():
+            found: torch.Tensor = prepared.run(0, *(t[:, :, chosen] for t in inputs), how)
+        return found
+
+    of_tree = run(Span(0, len(TREE), start, blocks, TREE), [*range(len(TREE))])
+    for node, above in enumerate(TREE):
+        path = [*above, node]
+        verified = run(Span(0, len(path), start, blocks), path)
+        decoded = run(Span(0, 1, start + len(above), blocks), [node])
+        assert torch.equal(verified[:, -1], of_tree[:, node])
+        assert torch.equal(decoded[:, 0], of_tree[:, node])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_staged_attention_is_filled_anew(name: str) -> None:
     """Law: the same fixed tensors serve other spans after a new fill."""

@@ -64,6 +64,9 @@ class Setting(NamedTuple):
     prompts: Splitting = PROMPTS
 
 
+BY_PATH = Setting(splitting=Splitting(4, 16), prompts=Splitting(4, 16))  # batch-invariant
+
+
 def plane(setting: Setting) -> Plane:
     shape = LayerShape(0, setting.heads[1], *setting.dims)
     made = Plane([shape], BLOCKS, block_size=setting.page, dtype=setting.kept, device=CPU)
@@ -154,12 +157,13 @@ def test_shapes(setting: Setting, interpreted: Run) -> None:
 
 
 @pytest.mark.parametrize("window", [2, 9])
-def test_a_tree_of_more_rows_than_a_tile(window: int, interpreted: Run) -> None:
-    """Law: all pieces of a tree see its first nodes, through bits in both halves of a mask; a
-    node's position is its depth."""
+@pytest.mark.parametrize("setting", [Setting(), BY_PATH], ids=["by bits", "by path"])
+def test_a_tree_of_more_rows_than_a_tile(setting: Setting, window: int, interpreted: Run) -> None:
+    """Law: all pieces of a tree see its first nodes, through bits in both halves of a mask, or by
+    the paths of its nodes; a node's position is its depth."""
     spans = [Span(0, 43, 20, [3, 1, 8, 9], BROAD)]
     assert len(HostTables(spans, 16).pieces) == 1 + 40 // Splitting().rows
-    interpreted(compare, Setting(), spans, Variation(window=window))
+    interpreted(compare, setting, spans, Variation(window=window))
 
 
 LONG = [
@@ -315,6 +319,39 @@ def test_a_row_has_the_same_bits_in_any_batch(interpreted: Run) -> None:
     interpreted(check_bits)
 
 
+def check_tree_bits() -> None:
+    # The first two nodes are in another chunk than the rest.
+    setting, start, blocks, how = BY_PATH, 94, [8, 9, 3, 2, 4, 5, 10], Variation(window=66)
+    sent, made = PackedCopy(CPU), plane(setting)
+    query, key, value = rows(setting, 6)
+
+    def run(prepared: Any, chosen: list[int]) -> Tensor:
+        return prepared.run(0, query[:, :, chosen], key[:, :, chosen], value[:, :, chosen], how)
+
+    staged = backend(setting).stage(made, 6, sent)
+    sent.build()
+    for ancestors in (TREE, None, TREE):  # another fill in between
+        spans = [Span(0, 6, start, blocks, ancestors)]
+        staged.fill(spans)
+        sent.send()
+        of_tree = run(staged.step(0), [*range(6)])
+        assert torch.equal(run(backend(setting).prepare(made, spans), [*range(6)]), of_tree)
+    for node, above in enumerate(TREE):
+        for length in {1, len(above) + 1}:  # decoded, and verified in a chain
+            path = [*above, node]
+            spans = [Span(0, length, start + len(path) - length, blocks)]
+            prepared = backend(setting).prepare(made, [Span(0, len(path), start, blocks)])
+            run(prepared, path)  # the keys of its path
+            found = run(backend(setting).prepare(made, spans), path[-length:])
+            assert torch.equal(found[:, -1], of_tree[:, node])
+
+
+def test_a_tree_node_has_the_bits_of_a_chain(interpreted: Run) -> None:
+    """Bug: keys of a tree were read in the order of its nodes, so that with batch_invariant a row's
+    bits depended on the tree around it. Law: they are those of a chain of its path."""
+    interpreted(check_tree_bits)
+
+
 def test_masks_say_what_is_visible() -> None:
     """Law: the visible keys are those before a piece's root and those of its mask bits."""
     spans = [*SPANS, Span(21, 43, 20, [3, 1, 8, 9], BROAD), Span(64, 20, 7, [3, 1])]
@@ -346,7 +383,11 @@ def test_the_choice_gives_the_reason() -> None:
         choose("cuda", 512)
 
 
-@pytest.mark.parametrize("splitting", [DECODES, PROMPTS], ids=["decode", "prompts"])
+@pytest.mark.parametrize(
+    ("splitting", "by_path"),
+    [(DECODES, False), (PROMPTS, False), (DECODES, True)],
+    ids=["decode", "prompts", "by path"],
+)
 @pytest.mark.parametrize(
     ("dtype", "kept", "dims", "group"),
     [
@@ -360,7 +401,7 @@ def test_the_choice_gives_the_reason() -> None:
     ],
 )
 def test_compiles_for_an_h100(
-    dtype: str, kept: str, dims: tuple[int, int], group: int, splitting: Splitting,
+    dtype: str, kept: str, dims: tuple[int, int], group: int, splitting: Splitting, by_path: bool,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Law: the kernels compile without a device, and no register spills to memory."""
@@ -368,7 +409,7 @@ def test_compiles_for_an_h100(
     how = Variation(window=100, softcap=30.0)
     size = 4 if dtype == "fp32" else 2
     fixed = kernels.constants(*dims, group, size, how, splitting.rows)
-    fixed |= {"PAGE": 16, "CHUNK": 128, "SPLITS": splitting.splits}
+    fixed |= {"PAGE": 16, "CHUNK": 128, "SPLITS": splitting.splits, "BY_PATH": by_path}
     names = {"query": f"*{dtype}", "keys": f"*{kept}", "values": f"*{kept}"}
     options = {"num_stages": kernels.STAGES, "num_warps": kernels.warps_of(fixed["TILE"])}
     built = compiled(kernels.attend_splits, fixed, names, **options)
@@ -389,7 +430,7 @@ def compiled(kernel: Any, fixed: dict[str, Any], pointers: dict[str, str], **opt
     from triton.compiler import ASTSource
 
     known = {"sums": "*fp32", "tops": "*fp32", "scale": "fp32"}
-    known |= dict.fromkeys(("rows", "pieces", "pages"), "*i32") | pointers
+    known |= dict.fromkeys(("rows", "pieces", "pages", "paths"), "*i32") | pointers
     known |= dict.fromkeys(fixed, "constexpr")
     types = {name: known.get(name, "i32") for name in kernel.arg_names}
     aligned = {
