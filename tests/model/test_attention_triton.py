@@ -405,6 +405,8 @@ def test_compiles_for_an_h100(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Law: the kernels compile without a device, and no register spills to memory."""
+    if by_path and dims[0] != dims[1]:
+        pytest.skip("latent attention has no batch-invariant layers")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     how = Variation(window=100, softcap=30.0)
     size = 4 if dtype == "fp32" else 2

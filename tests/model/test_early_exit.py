@@ -104,5 +104,5 @@ def test_a_model_without_a_list_of_layers(tiny_target: str) -> None:
     """Bad input: the error names a family whose layers cannot be cut."""
     target = load(tiny_target)
     target.model.model.layers = torch.nn.Sequential(*target.model.model.layers)
-    with pytest.raises(ModelError, match="a Llama has no list of them"):
+    with pytest.raises(ModelError, match="a Llama has no list of decoder layers"):
         early_exit(target, 1)
