@@ -192,5 +192,5 @@ class Buffers:
         pages.host[: pages.used] = tables.pages
 
     def tables(self, step: int) -> Tables:
-        buffers = self._rows, self._pieces, self._pages, self._paths
-        return Tables(*(buffer.tensor for buffer in buffers), step)
+        rows, pieces = self._rows.tensor, self._pieces.tensor
+        return Tables(rows, pieces, self._pages.tensor, self._paths.tensor, step)

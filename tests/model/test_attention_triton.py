@@ -326,7 +326,9 @@ def check_tree_bits() -> None:
     query, key, value = rows(setting, 6)
 
     def run(prepared: Any, chosen: list[int]) -> Tensor:
-        return prepared.run(0, query[:, :, chosen], key[:, :, chosen], value[:, :, chosen], how)
+        given = (tensor[:, :, chosen] for tensor in (query, key, value))
+        found: Tensor = prepared.run(0, *given, how)
+        return found
 
     staged = backend(setting).stage(made, 6, sent)
     sent.build()
