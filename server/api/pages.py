@@ -8,7 +8,6 @@ are relative, so the pages work behind a proxy that adds a path prefix.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -36,31 +35,18 @@ HEADERS = {
 OLD_PATH = "/speculation/live"  # the former address of the `live` view
 
 
-@dataclass(frozen=True)
-class File:
-    path: str
-    type: str
-    body: bytes
-
-    @property
-    def tag(self) -> str:
-        return f'"{sha256(self.body).hexdigest()[:16]}"'
-
-
-def files() -> list[File]:
-    return [
-        File(PATHS.get(file.name, f"/page/{file.name}"), TYPES[file.suffix], file.read_bytes())
-        for file in sorted(FOLDER.iterdir())
-        if file.suffix in TYPES
-    ]
+def files() -> dict[str, Path]:
+    """Return the files by the path that they are served at."""
+    found = [file for file in sorted(FOLDER.iterdir()) if file.suffix in TYPES]
+    return {PATHS.get(file.name, f"/page/{file.name}"): file for file in found}
 
 
 def pages_router(services: Services) -> APIRouter:
     router = APIRouter()
     if not services.config.server.page:
         return router
-    for file in files():
-        router.add_api_route(file.path, _serving(file), include_in_schema=False)
+    for path, file in files().items():
+        router.add_api_route(path, _serving(file), include_in_schema=False)
 
     @router.get(OLD_PATH, include_in_schema=False)
     async def old() -> Response:
@@ -72,16 +58,18 @@ def pages_router(services: Services) -> APIRouter:
 def open_paths(services: Services) -> frozenset[str]:
     """Return the paths of the pages, which need no key."""
     served = services.config.server.page
-    return frozenset({OLD_PATH, *(file.path for file in files())} if served else ())
+    return frozenset({OLD_PATH, *files()} if served else ())
 
 
-def _serving(file: File) -> Callable[[Request], Awaitable[Response]]:
-    headers = {**HEADERS, "ETag": file.tag}
+def _serving(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    body = file.read_bytes()
+    tag = f'"{sha256(body).hexdigest()[:16]}"'
+    headers = {**HEADERS, "ETag": tag}
 
     async def serve(http: Request) -> Response:
         # The header may be a list; proxies that compress make tags weak.
-        if file.tag in http.headers.get("if-none-match", ""):
+        if tag in http.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        return Response(file.body, media_type=file.type, headers=headers)
+        return Response(body, media_type=TYPES[file.suffix], headers=headers)
 
     return serve

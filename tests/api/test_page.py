@@ -12,7 +12,7 @@ import pytest
 from server.api.pages import FOLDER, files
 from tests.support.serving import Served, serve
 
-FILES = {file.path: file for file in files()}
+FILES = files()
 KEY = "sk-secret"
 
 
@@ -28,7 +28,7 @@ def test_files_are_served_without_a_key(served: Served, path: str) -> None:
     only, and are sent again only if they changed."""
     reply = httpx.get(served.url + path)
     assert reply.status_code == 200
-    assert reply.content == FILES[path].body
+    assert reply.content == FILES[path].read_bytes()
     kind = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
     name = {"/": "index.html", "/docs": "docs.html"}.get(path, path)
     assert reply.headers["content-type"].startswith(kind[name.rpartition(".")[2]])
@@ -55,15 +55,15 @@ def test_files_name_only_each_other() -> None:
     markup built from text; nothing inline, which the policy would block."""
     known = {path.removeprefix("/") for path in FILES} | {"openapi.json"}
     for file in FILES.values():
-        text = file.body.decode().replace("http://www.w3.org/2000/svg", "")
-        assert re.findall(r"(?:https?:)?//[a-z]", text) == [], file.path
+        text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert re.findall(r"(?:https?:)?//[a-z]", text) == [], file.name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
-        if file.type.startswith("text/html"):
+        if file.suffix == ".html":
             assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text)
             named = re.findall(r'(?:src|href)="([^"#]*)', text)
-            assert {name for name in named if name not in ("", "./")} <= known, file.path
+            assert {name for name in named if name not in ("", "./")} <= known, file.name
         imported = re.findall(r'from "\./(.*?)"|^import "\./(.*?)"', text, re.MULTILINE)
-        assert {f"page/{one or other}" for one, other in imported} <= known, file.path
+        assert {f"page/{one or other}" for one, other in imported} <= known, file.name
 
 
 def test_the_old_address_leads_to_the_view(served: Served) -> None:
