@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any
 
 import uvicorn
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+AFFECT_TEXT = ("target", "attention", "device", "threads", "cache.dtype")  # settings of the engine
 CLOSE_SECONDS = 1.0  # at least this long for connections to close after their requests ended
 
 
@@ -181,15 +183,10 @@ class Service:
 
 def check_same_text(before: EngineConfig, after: EngineConfig) -> None:
     """Raise ConfigError if the engine `after` would continue a reply of `before` differently."""
-    both = zip(_text_of(before).items(), _text_of(after).values(), strict=True)
-    for name in [name for (name, was), is_now in both if was != is_now]:
-        raise ConfigError(f"{name} affects running replies; restart the server to change it")
-
-
-def _text_of(config: EngineConfig) -> dict[str, object]:
-    """Return the settings that can change the text of a reply."""
-    names = ("target", "attention", "device", "threads")
-    return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
+    for name in AFFECT_TEXT:
+        setting = attrgetter(name)
+        if setting(before) != setting(after):
+            raise ConfigError(f"{name} affects running replies; restart the server to change it")
 
 
 def start_banner(config: Config, port: int) -> str:
