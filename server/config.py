@@ -36,6 +36,10 @@ ENV_PREFIX = "FOREDRAFT__"
 BUILTIN_NAME = "foredraft-demo"
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+FormatName = Literal[  # of tool calls
+    "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"
+]
+ReasoningName = Literal["think", "mistral", "harmony"]
 
 
 # Variables that every template gets anyway, and parameters of `apply_chat_template`.
@@ -127,15 +131,12 @@ class ServerConfig(BaseConfig):
         description="addresses or networks of proxies whose `X-Forwarded-For` and"
         ' `X-Forwarded-Proto` are believed, `["*"]` for all',
     )
-    tool_parser: Literal[
-        "auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31",
-        "openai", "none",
-    ] = Field(
+    tool_parser: Literal["auto", FormatName, "none"] = Field(
         "auto",
         description="form of the model's tool calls; `auto`: as its chat template writes them,"
         " `none`: no tools",
-    )  # fmt: skip
-    reasoning_parser: Literal["auto", "think", "mistral", "harmony", "none"] = Field(
+    )
+    reasoning_parser: Literal["auto", ReasoningName, "none"] = Field(
         "auto",
         description="how the model marks its thinking; `auto`: as its chat template does, `none`:"
         " thinking is part of the content",

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
+from server.config import ReasoningName
 from server.text.detokenizer import partial_length
 from server.text.markers import Marker, marker_of, text_up_to
 from server.text.tokenizer import Tokenizer
 
-ReasoningName = Literal["think", "mistral", "harmony"]
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 HARMONY = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)

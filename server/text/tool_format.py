@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from engine.messages import Grammar
+from server.config import FormatName
 from server.errors import ChatTemplateError, GrammarRefused
 from server.text.markers import ANY, Marker, in_regex, marker_of, text_up_to
 from server.text.reasoning import CHANNEL, CONSTRAIN, HARMONY, MESSAGE
@@ -33,10 +34,6 @@ from server.text.reply_parser import (
     types_of,
 )
 from server.text.tokenizer import Tokenizer
-
-FormatName = Literal[
-    "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"
-]
 
 ANY_OBJECT: Schema = {"type": "object"}
 NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}

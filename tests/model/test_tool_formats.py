@@ -15,7 +15,7 @@ from engine.config import model_folder
 from engine.grammar.source import compile_grammar
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
-from server.config import ServerConfig
+from server.config import FormatName, ServerConfig
 from server.errors import ChatTemplateError, GrammarRefused
 from server.text.detokenizer import Detokenizer
 from server.text.markers import shown_tokens
@@ -25,7 +25,6 @@ from server.text.tokenizer import Tokenizer, load_tokenizer
 from server.text.tool_format import (
     FORMS,
     NO_ARGUMENTS,
-    FormatName,
     ToolFormat,
     call_grammar,
     tag_rules,
