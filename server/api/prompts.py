@@ -98,7 +98,7 @@ async def chat_ids(
             tools=tools,
             add_generation_prompt=request.generation_prompt,
             continue_final_message=request.continue_final_message,
-            variables=variables,
+            **variables,
         )
         text = _readable(services, rendered.text, ready=ready, param="messages", whole=whole)
         written = replace(rendered, text=text)

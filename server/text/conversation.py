@@ -33,12 +33,10 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    variables: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Rendered:
-    """Return the rendered conversation. With `continue_final_message` it ends with the content of
-    the last message. `variables`: further template variables. Raises ChatTemplateError."""
+    """Return the rendered conversation. `options`: as for `Tokenizer.render`. Raises
+    ChatTemplateError."""
     pattern = tokenizer.special_pattern
     texts = [text for part in (messages, tools or ()) for text in _texts(part)]
     mark = ""
@@ -48,14 +46,7 @@ def render(
         mark = _MARK * (max(runs, default=0) + 1)
         messages = _broken(messages, pattern, mark)
         tools = _broken(tools, pattern, mark)
-    text = tokenizer.render(
-        messages,
-        tools=tools or None,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        **(variables or {}),
-    )
-    return Rendered(text, mark)
+    return Rendered(tokenizer.render(messages, tools=tools or None, **options), mark)
 
 
 def token_ids(
