@@ -55,8 +55,8 @@ async def start(
     """Start a generation of every choice of every prompt. `prefix`: of the reply's id."""
     tenant: Tenant = getattr(http.state, "tenant", services.keyring.anyone)  # set by `auth`
     exchange = EXCHANGE.get()
-    if request.request_id is not None and exchange is not None:
-        exchange.rename(request.request_id, unless=http.headers.get("x-request-id"))
+    if exchange is not None and exchange.id != http.headers.get("x-request-id"):
+        exchange.id = request.request_id or exchange.id  # in place of one that was drawn
     ready = _check(services, request, tenant)
     with services.admission.reserve(request.num_sequences):
         prompts, num_tokens, length = await _read_prompts(services, request, ready)

@@ -214,7 +214,8 @@ class ResponsesRequest(Rewritten, Labelled):
             match item:
                 case InputMessage():
                     message = {"role": item.role, "content": _content(item.content)}
-                    if item.role == "assistant" and _thinks(messages):
+                    last = messages[-1].keys() if messages else ()
+                    if item.role == "assistant" and last == {"role", "reasoning_content"}:
                         messages[-1] |= message
                         continue
                     messages.append(message)
@@ -288,8 +289,3 @@ def _nested(flat: dict[str, Any], name: str) -> dict[str, Any]:
     """Turn {"type": t, ...} into {"type": t, `name`: {...}}."""
     inner = {key: value for key, value in flat.items() if key != "type"}
     return {"type": flat["type"], name: inner}
-
-
-def _thinks(messages: list[dict[str, Any]]) -> bool:
-    """Whether the last message has reasoning and nothing else yet."""
-    return bool(messages) and messages[-1].keys() == {"role", "reasoning_content"}

@@ -37,11 +37,6 @@ class OpenRequest(Stream):
         self.sent = False
         self.deaths = self.alone = 0
 
-    @property
-    def suspect_order(self) -> tuple[int, int]:
-        """Sort key, greatest first: most deaths, then shortest reply, as prompts crash most."""
-        return self.deaths, -len(self.tokens)
-
     def submit(self, ready: Ready | None) -> Submit:
         """Return the Submit that continues the request. Drops its speculation settings if the
         engine `ready` does not support them; the text does not depend on them."""
@@ -141,7 +136,9 @@ class OpenRequests(Mailboxes):
             room = f"it may take {request.most} tokens, the engine now takes {ready.max_model_len}"
             request.fail(f"{self._sentence}; the reply could not be resumed: {room}")
         suspects = [request for request in self._open.values() if request.deaths > 1]
-        self._suspects = sorted(suspects, key=lambda request: request.suspect_order)
+        # Tried from the end: most deaths first, then the shortest reply, as prompts crash most.
+        suspects.sort(key=lambda request: (request.deaths, -len(request.tokens)))
+        self._suspects = suspects
         self._submit_next()
 
     def submit_all(self) -> None:

@@ -65,11 +65,6 @@ class Exchange:
     began: float = field(default_factory=time.monotonic)
     total: float = 0.0
 
-    def rename(self, id: str, *, unless: str | None) -> None:
-        """Use the id from the request's body, `unless` the present id came from a header."""
-        if self.id != unless:
-            self.id = id
-
     def end(self, on_end: Callable[[Exchange], None] | None = None) -> None:
         """Record the end and log the line; `on_end` is called first. Call after the last byte."""
         self.total = time.monotonic() - self.began

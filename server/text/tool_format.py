@@ -147,9 +147,6 @@ class Form:
     short_ids: bool = False  # the template requires ids of nine letters and digits
     detect: str | None = None
 
-    def in_template(self, called: str) -> bool:
-        return re.search(self.detect or self.written, called) is not None
-
     def of_model(self, tokenizer: Tokenizer, called: str, *, text_arguments: bool) -> ToolFormat:
         found = re.search(self.written, called) or re.search(self.written, self.sample)
         assert found is not None, self.name
@@ -292,7 +289,7 @@ def tool_format(tokenizer: Tokenizer, parser: str) -> ToolFormat | str:
     for arguments in (ARGUMENTS, _SAMPLE):
         called = _rendered(tokenizer, [HELLO, _call(arguments)])
         for form in forms:
-            if form.in_template(called):
+            if re.search(form.detect or form.written, called):
                 text = arguments is _SAMPLE
                 return form.of_model(tokenizer, called, text_arguments=text)
     if parser != "auto":
