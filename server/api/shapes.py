@@ -12,8 +12,8 @@ from typing import Any
 
 from server.api.replies import chat_logprobs, completion_logprobs, provenance_body
 from server.api.tool_use import Reading
-from server.generation.choice import Delta, Finish
-from server.text.reply_parser import Piece
+from server.generation.choice import Delta
+from server.text.reply_parser import Piece, ReplyParser
 
 EXTRAS = ("provenance", "token_ids")  # extensions that a chat choice has beside its text
 
@@ -57,7 +57,7 @@ class ChatShape:
         self._id = id
         self._use = use
         self._scores_thinking = scores_thinking
-        self._readers: dict[int, ReplyReader] = {}
+        self._parsers: dict[int, ReplyParser] = {}  # by choice
 
     def opening(self, index: int) -> dict[str, Any]:
         content = "" if self._use is None else None
@@ -97,14 +97,27 @@ class ChatShape:
         }
 
     def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
-        """Return the deltas of the message and its finish reason."""
-        if self._use is None:
+        """Return the deltas of the message, each of one kind or one call, and its finish reason:
+        "tool_calls" if a reply with calls stopped."""
+        use = self._use
+        if use is None:
             return [{"content": delta.text} if delta.text else {}], delta.finish
-        reader = self._readers.get(delta.index)
-        if reader is None:
-            name = f"{self._id}-{delta.index}"
-            reader = self._readers[delta.index] = ReplyReader(self._use, name)
-        return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
+        parser = self._parsers.get(delta.index)
+        if parser is None:
+            parser = self._parsers[delta.index] = use.parser()
+        pieces = parser.push(delta.text, last=delta.finish is not None)
+        deltas = [self._delta(piece, delta.index) for piece in pieces if use.shows(piece)]
+        return deltas, "tool_calls" if delta.finish == "stop" and parser.num_calls else delta.finish
+
+    def _delta(self, piece: Piece, index: int) -> dict[str, Any]:
+        if piece.call is None:
+            return {"reasoning_content" if piece.thinking else "content": piece.text}
+        call: dict[str, Any] = {"index": piece.call, "function": {"arguments": piece.text}}
+        if piece.name is not None:
+            digest = hashlib.sha256(f"{self._id}-{index}-{piece.call}".encode()).hexdigest()
+            call = {"index": piece.call, "id": f"call_{digest[:24]}", "type": "function"}
+            call["function"] = {"name": piece.name, "arguments": ""}
+        return {"tool_calls": [call]}
 
     def _annotations(self, delta: Delta, *, whole: bool = False) -> dict[str, Any]:
         """Return the logprobs and provenance of a choice."""
@@ -117,40 +130,6 @@ class ChatShape:
 
 def _ids(delta: Delta) -> dict[str, Any]:
     return {"token_ids": list(delta.tokens)} if delta.tokens else {}
-
-
-class ReplyReader:
-    """Parses the text of one choice into deltas of its message, each of one kind or one call."""
-
-    def __init__(self, use: Reading, name: str) -> None:
-        self._parser = use.parser()
-        self._use = use
-        self._name = name
-
-    def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        """Return the new deltas. If calls are required, an incomplete call, cut off by a stop
-        string or the length limit, is not shown as content."""
-        pieces = self._parser.push(text, last=finish is not None)
-        return [self._delta(one) for one in pieces if self._is_shown(one)]
-
-    def _is_shown(self, piece: Piece) -> bool:
-        if piece.thinking:
-            return self._use.shows_thinking
-        return piece.call is not None or not self._use.requires_calls
-
-    def finish(self, finish: Finish | None) -> str | None:
-        """Return the finish reason for the client: "tool_calls" if a reply with calls stopped."""
-        return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
-
-    def _delta(self, piece: Piece) -> dict[str, Any]:
-        if piece.call is None:
-            return {"reasoning_content" if piece.thinking else "content": piece.text}
-        call: dict[str, Any] = {"index": piece.call, "function": {"arguments": piece.text}}
-        if piece.name is not None:
-            digest = hashlib.sha256(f"{self._name}-{piece.call}".encode()).hexdigest()
-            call = {"index": piece.call, "id": f"call_{digest[:24]}", "type": "function"}
-            call["function"] = {"name": piece.name, "arguments": ""}
-        return {"tool_calls": [call]}
 
 
 def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from server.api.services import Services
 from server.errors import GrammarRefused
 from server.text.markers import Marker
 from server.text.reasoning import Thinking
-from server.text.reply_parser import HarmonyParser, Offered, PlainParser, ReplyParser
+from server.text.reply_parser import HarmonyParser, Offered, Piece, PlainParser, ReplyParser
 from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, ToolFormat, call_grammar, tool_format
 
 SEARCH_SECONDS = 0.4  # to find out which tool's schema is at fault
@@ -53,9 +53,12 @@ class Reading:
         of_tools = () if self.tools is None else self.tools.format.markers
         return of_tools if self.thinking is None else (*of_tools, *self.thinking.markers)
 
-    @property
-    def requires_calls(self) -> bool:
-        return self.tools is not None and self.tools.required
+    def shows(self, piece: Piece) -> bool:
+        """Whether the reply includes a piece. If calls are required, an incomplete call, cut off by
+        a stop string or the length limit, is not shown as content."""
+        if piece.thinking:
+            return self.shows_thinking
+        return piece.call is not None or self.tools is None or not self.tools.required
 
     def parser(self) -> ReplyParser:
         """Return a parser for the text of one choice."""
