@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from engine.messages import Mode, Reason, SwapOutcome, TokenLogprobs
-from server.generation.annotations import Alternative, Origin, TextLogprobs, token_text
+from server.generation.annotations import Origin, TextLogprobs, token_text
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.usage import Usage
@@ -399,8 +399,8 @@ def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> CompletionLog
         return None
     count = len(entries)
     return {
-        "tokens": _listed((entry.chosen.token for entry in entries), count),
-        "token_logprobs": _listed((_value(entry.chosen) for entry in entries), count),
+        "tokens": _listed((entry.text(entry.token) for entry in entries), count),
+        "token_logprobs": _listed((_value(entry.logprob) for entry in entries), count),
         "top_logprobs": _listed((_top(entry) for entry in entries), count),
         "text_offset": [entry.offset for entry in entries],
     }
@@ -414,7 +414,10 @@ def chat_logprobs(
     if entries is None:
         return None
     content = (
-        {**_chat(entry.chosen), "top_logprobs": [_chat(other) for other in entry.top]}
+        {
+            **_one_token(entry, entry.token, entry.logprob),
+            "top_logprobs": [_one_token(entry, *other) for other in entry.top],
+        }
         for entry in entries
     )
     return {"content": _listed(content, len(entries) if whole else 0), "refusal": None}
@@ -443,24 +446,20 @@ def prompt_logprobs(generation: Generation, number: int, count: int, tokenizer: 
     return _listed(map(row, tokens, entries), len(tokens))
 
 
-def _value(alternative: Alternative) -> float | None:
-    return None if alternative.logprob is None else max(alternative.logprob, FLOOR)
+def _value(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, FLOOR)
 
 
 def _top(entry: TextLogprobs) -> dict[str, float] | None:
     """Map token texts to log-probabilities; of two tokens with one text, the likelier counts."""
-    if entry.chosen.logprob is None:
+    if entry.logprob is None:
         return None
     top: dict[str, float] = {}
-    for other in [*entry.top, entry.chosen]:
-        if other.logprob is not None:
-            top.setdefault(other.token, max(other.logprob, FLOOR))
+    for token, logprob in [*entry.top, (entry.token, entry.logprob)]:
+        top.setdefault(entry.text(token), max(logprob, FLOOR))
     return top
 
 
-def _chat(alternative: Alternative) -> OneToken:
-    return {
-        "token": alternative.token,
-        "logprob": _value(alternative),
-        "bytes": list(alternative.bytes),
-    }
+def _one_token(entry: TextLogprobs, token: int, logprob: float | None) -> OneToken:
+    raw = entry.tokenizer.token_bytes(token)
+    return {"token": token_text(raw), "logprob": _value(logprob), "bytes": list(raw)}

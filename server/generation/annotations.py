@@ -9,27 +9,19 @@ origin is released with the last character of its text.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.messages import TokenLogprobs
 from server.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A token as text and bytes, with its log-probability under the model itself."""
-
-    token: str
-    bytes: bytes
-    logprob: float | None  # None: the first token of a prompt, which nothing precedes
-
-
 @dataclass(slots=True)
 class TextLogprobs:
     """One position: the chosen token, the likeliest ones (at most `count`), and the offset of its
     text (in characters of the choice's text, echo included). Token texts are looked up when the
-    entry is encoded, perhaps in another thread, since there may be very many. `entry` None: nothing
-    precedes the token. `thinking`: the token is not content."""
+    entry is encoded, perhaps in another thread, since there may be very many. `entry`: under the
+    model itself; None: nothing precedes the token. `thinking`: the token is not content."""
 
     tokenizer: Tokenizer
     token: int
@@ -39,17 +31,15 @@ class TextLogprobs:
     thinking: bool = False
 
     @property
-    def chosen(self) -> Alternative:
-        return self._alternative(self.token, None if self.entry is None else self.entry.logprob)
+    def logprob(self) -> float | None:
+        return None if self.entry is None else self.entry.logprob
 
     @property
-    def top(self) -> list[Alternative]:
-        top = [] if self.entry is None else self.entry.top[: self.count]
-        return [self._alternative(token, logprob) for token, logprob in top]
+    def top(self) -> Sequence[tuple[int, float]]:
+        return () if self.entry is None else self.entry.top[: self.count]
 
-    def _alternative(self, token: int, logprob: float | None) -> Alternative:
-        raw = self.tokenizer.token_bytes(token)
-        return Alternative(token_text(raw), raw, logprob)
+    def text(self, token: int) -> str:
+        return token_text(self.tokenizer.token_bytes(token))
 
 
 def token_text(raw: bytes) -> str:

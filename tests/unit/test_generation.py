@@ -184,7 +184,7 @@ def test_logprobs_belong_to_the_text_that_was_sent(step: int) -> None:
     call = Asked(client, stop=("STOP",), params={"logprobs": 1})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
-    assert "".join(entry.chosen.token for entry in entries) == text_of(deltas) == "abc"
+    assert "".join(entry.text(entry.token) for entry in entries) == text_of(deltas) == "abc"
     assert [entry.offset for entry in entries] == [0, 1, 2]
     assert [len(entry.top) for entry in entries] == [1, 1, 1]
 
@@ -194,7 +194,7 @@ def test_logprobs_of_a_held_back_end_come_at_the_end() -> None:
     call = Asked(fake(b"abST"), stop=("STOP",), params={"logprobs": 0})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
-    assert "".join(entry.chosen.token for entry in entries) == "abST"
+    assert "".join(entry.text(entry.token) for entry in entries) == "abST"
 
 
 def test_logprobs_of_split_characters() -> None:
@@ -202,7 +202,7 @@ def test_logprobs_of_split_characters() -> None:
     call = Asked(fake("añb".encode()), params={"logprobs": 0})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
-    assert [e.chosen.token for e in entries] == ["a", "bytes:\\xc3", "bytes:\\xb1", "b"]
+    assert [e.text(e.token) for e in entries] == ["a", "bytes:\\xc3", "bytes:\\xb1", "b"]
     assert [e.offset for e in entries] == [0, 1, 1, 2]
     assert token_text("ñ".encode()) == "ñ"
 
@@ -218,8 +218,8 @@ def test_echo_comes_first_and_once() -> None:
     deltas = run(lambda: collect(call))
     assert text_of(deltas, 0) == text_of(deltas, 1) == "hixyz"
     entries = [e for delta in deltas if delta.index == 0 for e in delta.logprobs or []]
-    assert [e.chosen.token for e in entries] == list("hixyz")
-    assert [e.chosen.logprob is None for e in entries] == [True, False, False, False, False]
+    assert [e.text(e.token) for e in entries] == list("hixyz")
+    assert [e.logprob is None for e in entries] == [True, False, False, False, False]
     assert [e.offset for e in entries] == [0, 1, 2, 3, 4]
 
 
