@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from engine.messages import Mode, Reason, SwapOutcome, TokenLogprobs
-from server.generation.annotations import Origin, TextLogprobs, token_text
+from server.generation.annotations import TextLogprobs, TokenOrigin, token_text
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.usage import Usage
@@ -127,11 +127,6 @@ class PromptToken(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptToken] | None]
-
-
-class TokenOrigin(TypedDict):
-    text: str
-    source: str
 
 
 class Choice(TypedDict):
@@ -371,13 +366,6 @@ def usage_body(usage: Usage) -> UsageBody:
             },
         },
     }
-
-
-def provenance_body(origins: Sequence[Origin] | None) -> dict[str, Any]:
-    """Return a choice's `provenance` if it was requested: {text, source} for each token."""
-    if origins is None:
-        return {}
-    return {"provenance": [{"text": o.text, "source": o.source} for o in origins]}
 
 
 def many(deltas: Iterable[Delta]) -> bool:

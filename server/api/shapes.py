@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from server.api.replies import chat_logprobs, completion_logprobs, provenance_body
+from server.api.replies import chat_logprobs, completion_logprobs
 from server.api.tool_use import Reading
 from server.generation.choice import Delta
 from server.text.reply_parser import Piece, ReplyParser
@@ -35,7 +35,7 @@ class CompletionShape:
             "text": delta.text,
             "logprobs": completion_logprobs(delta.logprobs),
             "finish_reason": delta.finish,
-            **provenance_body(delta.provenance),
+            **_origins(delta),
         }
         if self._prompts is not None:
             choice["token_ids"] = list(delta.tokens)
@@ -125,7 +125,11 @@ class ChatShape:
         if scored is not None and not self._scores_thinking:
             scored = [one for one in scored if not one.thinking]
         logprobs = chat_logprobs(scored, whole=whole)
-        return {"logprobs": logprobs, **provenance_body(delta.provenance)}
+        return {"logprobs": logprobs, **_origins(delta)}
+
+
+def _origins(delta: Delta) -> dict[str, Any]:
+    return {} if delta.provenance is None else {"provenance": delta.provenance}
 
 
 def _ids(delta: Delta) -> dict[str, Any]:

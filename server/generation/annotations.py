@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from typing_extensions import TypedDict
+
 from engine.messages import TokenLogprobs
 from server.text.tokenizer import Tokenizer
 
@@ -50,48 +52,46 @@ def token_text(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-@dataclass(slots=True)
-class Origin:
-    """`source` is a proposer's name, or `target` for a token that no proposer drafted."""
-
+class TokenOrigin(TypedDict):
     text: str
-    source: str
+    source: str  # a proposer's name, or `target` for a token that no proposer drafted
 
 
 class Provenance:
     """The origins of one choice's tokens. Positions are in characters of its text."""
 
     def __init__(self) -> None:
-        self._held: deque[tuple[int, Origin]] = deque()  # with the position where its text begins
+        self._held = deque[tuple[int, TokenOrigin]]()  # with the position where its text begins
 
     def add(self, source: str, text: str, *, position: int) -> None:
         """Add a token; its `text`, possibly empty, begins at `position`."""
-        self._held.append((position, Origin(text, source)))
+        self._held.append((position, {"text": text, "source": source}))
 
     def append(self, text: str) -> None:
         """Add text that the last token yields only when no more tokens come."""
         if text and self._held:
-            self._held[-1][1].text += text
+            self._held[-1][1]["text"] += text
 
-    def release(self, emitted: int, *, incomplete: bool) -> list[Origin]:
+    def release(self, emitted: int, *, incomplete: bool) -> list[TokenOrigin]:
         """Return the origins whose text lies within the first `emitted` characters. `incomplete`:
         the last token may still get text."""
         out = []
         while len(self._held) > incomplete:
             position, origin = self._held[0]
-            if position + max(len(origin.text), 1) > emitted:
+            if position + max(len(origin["text"]), 1) > emitted:
                 break  # one without text is released with the next character
             out.append(origin)
             self._held.popleft()
         return out
 
-    def end(self, emitted: int, *, cut: bool) -> list[Origin]:
+    def end(self, emitted: int, *, cut: bool) -> list[TokenOrigin]:
         """Return the rest; if a stop string `cut` the text, origins beyond it are dropped."""
         out = []
         for position, origin in self._held:
             if cut and position >= emitted:
                 break
-            origin.text = origin.text[: emitted - position] if cut else origin.text
+            if cut:
+                origin["text"] = origin["text"][: emitted - position]
             out.append(origin)
         self._held.clear()
         return out

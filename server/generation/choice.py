@@ -16,7 +16,7 @@ from engine.errors import EngineLost
 from engine.messages import Output, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.errors import GenerationFailed
-from server.generation.annotations import Origin, Provenance, TextLogprobs
+from server.generation.annotations import Provenance, TextLogprobs, TokenOrigin
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage
 from server.text.detokenizer import Detokenizer, StopStrings
@@ -35,7 +35,7 @@ class Delta:
     logprobs: list[TextLogprobs] | None
     finish: Finish | None
     tokens: Sequence[int] = ()  # counted since the last Delta, even if their text is held back
-    provenance: list[Origin] | None = None
+    provenance: list[TokenOrigin] | None = None
     known: bool = False  # the client already has everything but the finish
 
 
@@ -228,7 +228,7 @@ class Choice:
         self._logprobs = held[size:]
         return held[:size]
 
-    def _origins(self) -> list[Origin] | None:
+    def _origins(self) -> list[TokenOrigin] | None:
         if self._provenance is None:
             return None
         if self.finish is not None:

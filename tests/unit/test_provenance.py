@@ -106,9 +106,9 @@ def test_the_pieces_are_the_text(seed: int) -> None:
     assert all(delta.provenance is None for delta in plain)
     origins = [origin for delta in whole for origin in delta.provenance or []]
     echo = "say " if settings["echo"] else ""
-    assert echo + "".join(origin.text for origin in origins) == reply
+    assert echo + "".join(origin["text"] for origin in origins) == reply
     truth = [source for step in steps for _, source in step]
-    assert [origin.source for origin in origins] == truth[: len(origins)]
+    assert [origin["source"] for origin in origins] == truth[: len(origins)]
     entries = [entry for delta in whole for entry in delta.logprobs or []]
     assert len(origins) == len(entries)
 
@@ -122,7 +122,7 @@ def test_an_origin_leaves_with_its_text() -> None:
         provenance=True,
         stop=("cd!",),
     )
-    first, last = ([(o.text, o.source) for o in delta.provenance or []] for delta in deltas)
+    first, last = ([(o["text"], o["source"]) for o in delta.provenance or []] for delta in deltas)
     assert [delta.text for delta in deltas] == ["ab", "cd"]
     assert first == [("a", "ngram"), ("b", "ngram")]
     assert last == [("c", "target"), ("d", "target")]
@@ -131,7 +131,7 @@ def test_an_origin_leaves_with_its_text() -> None:
 def test_a_character_of_several_tokens_is_the_last_ones() -> None:
     steps = [[(0xC3, "ngram"), (0xA9, "target")], [(0xE2, "target")]]
     deltas = read(outputs_of(steps, finish="length", logprobs=False, sources=True), provenance=True)
-    origins = [(o.text, o.source) for delta in deltas for o in delta.provenance or []]
+    origins = [(o["text"], o["source"]) for delta in deltas for o in delta.provenance or []]
     assert origins == [("", "ngram"), ("é", "target"), ("\ufffd", "target")]
 
 
@@ -153,7 +153,7 @@ def test_a_stop_string_cuts_within_a_token() -> None:
     delta = asyncio.run(feed())
     assert delta is not None
     assert delta.text == "ahel"
-    assert [(o.text, o.source) for o in delta.provenance or []] == [
+    assert [(o["text"], o["source"]) for o in delta.provenance or []] == [
         ("a", "ngram"),
         ("hel", "ngram"),
     ]
