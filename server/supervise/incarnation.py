@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.messages import Event, Fatal, Ready
+from engine.messages import Fatal
 
 STDERR = 2  # the file descriptor
 MAX_FOLDER_BYTES = 80  # the path of a Unix socket has at most 107 bytes
@@ -93,16 +93,6 @@ class Incarnation:
         except (OSError, IndexError):
             return False
         return state == "T"
-
-    def receive(self, event: Event) -> None:
-        """Record an event that the engine sent."""
-        self.seen = True
-        match event:
-            case Ready():
-                self.ready.set()
-            case Fatal():
-                self.fatal = event
-                self.over.set()
 
     async def close(self) -> None:
         """Kill what still runs (the whole session of the child), reap it, remove the folder."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
-from engine.messages import Draining, Event, Ready, Starting, Stop
+from engine.messages import Draining, Event, Fatal, Ready, Starting, Stop
 from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import NOT_READY, EngineState, Lifecycle, Loss
@@ -211,18 +211,21 @@ class EngineSupervisor:
         return await self._final_loss(incarnation)
 
     def _on_event(self, event: Event, incarnation: Incarnation) -> None:
-        if isinstance(event, Starting):
-            self._on_starting(event)
-        if isinstance(event, Ready):
-            if self._end.is_set():
-                return
-            self._before, now = None, time.monotonic()
-            self._start_seconds, self._measured = now - self._spawned, event.measured
-            self._lifecycle.ready(now)
-            self._serving.set()
-        if isinstance(event, Draining):
-            self.replace(self._engine)
-        incarnation.receive(event)
+        incarnation.seen = True
+        match event:
+            case Starting():
+                self._on_starting(event)
+            case Ready() if not self._end.is_set():
+                self._before, now = None, time.monotonic()
+                self._start_seconds, self._measured = now - self._spawned, event.measured
+                self._lifecycle.ready(now)
+                self._serving.set()
+                incarnation.ready.set()
+            case Draining():
+                self.replace(self._engine)
+            case Fatal():
+                incarnation.fatal = event
+                incarnation.over.set()
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:
         """Return None when it is over or when `stop` or `replace` is called; a Loss if it goes
