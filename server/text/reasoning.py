@@ -47,13 +47,9 @@ STYLES: Mapping[ReasoningName, Style] = {
 class Thinking:
     """How a model marks thinking. `inside`: the reply begins within it, else it may open it."""
 
-    name: ReasoningName
+    style: Style
     markers: tuple[Marker, ...]
     inside: bool = False
-
-    @property
-    def style(self) -> Style:
-        return STYLES[self.name]
 
     def of_prompt(self, end: str) -> Thinking | None:
         """Return the state after a prompt that ends so; None: the prompt closed the thinking."""
@@ -66,7 +62,7 @@ class Thinking:
         """Return the grammar of the text before the constrained reply (`Grammar.lead`).
         `to_content`: that reply is content, so with channels it begins in the final one."""
         symbols = {marker.text: marker.symbol for marker in self.markers}
-        if self.name == "harmony":
+        if self.style.again:
             end = next(marker for marker in self.markers if marker.text == END)
             thought = f'text_marker {symbols[START]} "assistant"'
             opened = f'{symbols[CHANNEL]} "analysis" {symbols[MESSAGE]} {thought}'
@@ -87,7 +83,7 @@ def thinking_of(tokenizer: Tokenizer, parser: str) -> Thinking | None:
     for name, style in STYLES.items():
         has_marks = any(map(tokenizer.template_has, (style.opens, *style.closes)))
         if parser == name or (parser == "auto" and tokenizer.has_chat_template and has_marks):
-            return Thinking(name, tuple(marker_of(tokenizer, text) for text in style.marks))
+            return Thinking(style, tuple(marker_of(tokenizer, text) for text in style.marks))
     return None
 
 

@@ -20,7 +20,7 @@ from engine.model.early_exit import early_exit
 from engine.model.pair import Pair, load_pair
 from server.generation.usage import Usage
 from server.text.markers import Marker
-from server.text.reasoning import Thinking
+from server.text.reasoning import STYLES, Thinking
 from server.text.tool_format import ANY_OBJECT, FORMS, NO_ARGUMENTS, ToolFormat, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all, with_heads
 from tests.support import tiny, tiny_text, two_tokenizers
@@ -64,7 +64,8 @@ CALLS = ToolFormat(
 )  # fmt: skip
 FUNCTIONS = [("ab", json.loads(SCHEMA.source)), ("na", NO_ARGUMENTS), ("me", ANY_OBJECT)]
 # Thinking that ends with a token that these models sample often enough.
-THINKING = Thinking("think", (Marker("<think>", None, False), Marker("<tool_call>", 2, True)))
+MARKERS = (Marker("<think>", None, False), Marker("<tool_call>", 2, True))
+THINKING = Thinking(STYLES["think"], MARKERS)
 INSIDE = msgspec.structs.replace(SCHEMA, lead=replace(THINKING, inside=True).lead(to_content=True))
 MAY = msgspec.structs.replace(REGEX, lead=THINKING.lead(to_content=True))
 REQUIRED = call_grammar(CALLS, FUNCTIONS, required=True, many=True)

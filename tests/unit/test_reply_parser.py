@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.text.reasoning import HARMONY, Thinking
+from server.text.reasoning import HARMONY, STYLES, Thinking
 from server.text.reply_parser import (
     DeepSeekParser,
     HarmonyParser,
@@ -43,9 +43,10 @@ OFFERED: Offered = {
     "add": {},
 }  # fmt: skip
 
-MAY = Thinking("think", ())
+MAY = Thinking(STYLES["think"], ())
 INSIDE = replace(MAY, inside=True)
-CHANNELED = Thinking("harmony", ())
+CHANNELED = Thinking(STYLES["harmony"], ())
+BRACKETED = Thinking(STYLES["mistral"], ())
 D = DeepSeekParser
 MARKS = (*HARMONY, D.OPEN, D.CLOSE, *D.INNER, "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]")
 ROME = ("get_weather", '{"city": "Rome"}')
@@ -242,8 +243,8 @@ THOUGHT = [  # with the thinking state at the end of the prompt
     (PlainParser, INSIDE, "Hm, and \n", ("Hm, and", "", [])),
     (PlainParser, INSIDE, "Hm.</thi", ("Hm.</thi", "", [])),
     (PlainParser, INSIDE, "</think>", ("", "", [])),
-    (PlainParser, replace(MAY, name="mistral"), "[THINK]Hm.[/THINK]Hi.", ("Hm.", "Hi.", [])),
-    (MistralParser, replace(MAY, name="mistral"),
+    (PlainParser, BRACKETED, "[THINK]Hm.[/THINK]Hi.", ("Hm.", "Hi.", [])),
+    (MistralParser, BRACKETED,
      '[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}', ("Hm.", "", [ROME])),
     (HermesParser, MAY, f"<think>\nCall {HERMES_CALL}?\n</think>\n\nSo:\n{HERMES_CALL}",
      (f"Call {HERMES_CALL}?", "So:", [ROME])),
