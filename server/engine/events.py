@@ -37,10 +37,7 @@ class EventReader:
     step."""
 
     def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        mailboxes: Mailboxes,
-        on_event: Callable[[Event], None],
+        self, socket: zmq.Socket[bytes], mailboxes: Mailboxes, on_event: Callable[[Event], None]
     ) -> None:
         self._socket = socket
         self._mailboxes = mailboxes

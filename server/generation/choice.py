@@ -43,12 +43,7 @@ class Choice:
     """One choice of a reply. `skipped`: its text that the client already has."""
 
     def __init__(
-        self,
-        index: int,
-        stream: Stream,
-        *,
-        spec: GenerationSpec,
-        tokenizer: Tokenizer,
+        self, index: int, stream: Stream, *, spec: GenerationSpec, tokenizer: Tokenizer
     ) -> None:
         params = stream.original.params
         self.index = index

@@ -248,9 +248,7 @@ class ReplyParser(Reader, ABC):
                 if name not in self._offered:
                     return False
             elif key in ARGUMENT_KEYS and name is not None and self.text.startswith("{", self.at):
-                self._announce(name)
-                yield from self.value(self._add_arguments)
-                return True
+                return (yield from self.named(name))
             else:
                 raw = (yield from self.value()) if key in KEYS else None
                 if raw is None:
