@@ -60,7 +60,8 @@ class Generation:
         self._ended = False
         self._wake = asyncio.Event()
         later, seconds = asyncio.get_running_loop().call_later, spec.seconds
-        self._deadline = None if seconds is None else later(seconds, self._expire, seconds)
+        left = (seconds or 0.0) - (0.0 if progress is None else progress.spent)
+        self._deadline = None if seconds is None else later(left, self._expire, seconds)
         try:
             for index, stream in enumerate(streams):
                 stream.wake = self._wake

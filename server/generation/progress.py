@@ -10,10 +10,12 @@ PROGRESS = "foredraft.progress"  # among the `extensions` of an ASGI scope
 @dataclass(slots=True)
 class ReplyProgress:
     """`id` and `created`: of the reply; set before `begin` if an earlier replica began it.
-    `tokens`: ids of the first choice whose text was sent since the last `take`."""
+    `tokens`: ids of the first choice whose text was sent since the last `take`. `spent`: seconds of
+    the request's time limit that earlier replicas used."""
 
     id: str = ""
     created: int = 0
+    spent: float = 0.0
     seed: int | None = None
     fingerprint: str = ""
     tokens: list[int] = field(default_factory=list)

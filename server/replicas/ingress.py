@@ -120,6 +120,7 @@ class _Answer:
         self._sent = 0  # pieces of the body
         self._events, self._over = 0, False  # events sent; whether the last event was sent
         self._losses = 0  # in a row, without a piece of the body in between
+        self._arrival = time.monotonic()
         self._deadline = 0.0  # for continuing, by time.monotonic()
 
     async def run(self) -> None:
@@ -193,10 +194,9 @@ class _Answer:
 
     def _next(self) -> Forwarded:
         """Return the request to forward: the client's own, or one for the rest of its stream."""
-        progress = self._progress
-        if progress is None:
-            return self._request
-        name = ReplyProgress(id=progress.id, created=progress.created)
+        progress = self._progress or ReplyProgress()
+        spent = time.monotonic() - self._arrival
+        name = ReplyProgress(id=progress.id, created=progress.created, spent=spent)
         if not self._events:
             return replace(self._request, progress=name)
         logger.info("%s continues after %d tokens", progress.id, len(progress.tokens))

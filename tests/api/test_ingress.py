@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -293,6 +294,27 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
 
     found, whole = asyncio.run(ask())
     assert found.known() == whole.known()
+
+
+def test_the_time_limit_goes_on_with_another_replica() -> None:
+    """Bug: each replica gave a request the whole of its `timeout` again."""
+    world = World(FakeClient(gate=asyncio.Semaphore(2)), cut={1: 1}.get)
+    plain = world.ask
+
+    async def ask(request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
+        if world.requests:  # as if the first replica had taken an hour
+            assert request.progress is not None
+            assert 0 < request.progress.spent < 60
+            request = replace(
+                request, progress=replace(request.progress, spent=request.progress.spent + 3600)
+            )
+        async for part in plain(request):
+            yield part
+
+    world.ask = ask  # type: ignore[method-assign]
+    reply = asyncio.run(world.post(COMPLETIONS, {**BODY, **USAGE, "timeout": 600}))
+    assert "not finished within the 600 s that it may take" in reply.text
+    assert len(world.requests) == 2
 
 
 def test_a_client_that_leaves_ends_its_request() -> None:
