@@ -40,8 +40,8 @@ def answer(parsed: argparse.Namespace) -> str:
         played = pool.map(task, numbers, chunksize=1)
     write_json(parsed.json, [world.as_dict() for world in played])
     worlds = f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; "
-    options = f"noise {parsed.noise:g}; controller time counted {parsed.charge:g} times"
-    return "\n".join([worlds + options, *policy_table(played)])
+    timings = f"noise {parsed.noise:g}; controller time counted {parsed.charge:g} times"
+    return "\n".join([worlds + timings, *policy_table(played)])
 
 
 def build_parser() -> argparse.ArgumentParser:

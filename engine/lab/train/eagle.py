@@ -29,7 +29,7 @@ from engine.lab.train.learning import NUMBERS, least_squares, optimizers_of, sta
 from engine.lab.train.program import first, parser_of, sentence, storing, trained
 from engine.model.checkpoint import rotary_of
 from engine.model.eagle_head import EMBEDDING, EagleHead, HeadConfig, save_eagle
-from engine.model.loaded import layers_of
+from engine.model.loaded import name_of_layers
 from engine.model.pair import Pair
 from engine.scheduling.segment import LAST
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def fits(parsed: argparse.Namespace, pair: Pair) -> None:
     """Raise EngineError if the target cannot have an EAGLE-3 head."""
     model, vocab = pair.target.model, pair.target.vocab_size
-    layers_of(model)
+    name_of_layers(model)
     words, hidden = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if words.shape[1] != hidden.shape[1]:
         both = f"{words.shape[1]} wide, and hidden states {hidden.shape[1]}"
@@ -121,7 +121,7 @@ class Learner(nn.Module):
 def layers_of_head(target: Any) -> tuple[int, ...]:
     """Return the layers whose outputs the head takes: the paper's low, middle and high layer, or
     for a shallow target the first, the middle and the last."""
-    count = len(layers_of(target))
+    count = target.config.num_hidden_layers
     low, middle, high = 1, count // 2 - 1, count - 4
     return (low, middle, high) if low < middle < high else tuple(sorted({0, count // 2, count - 1}))
 
