@@ -140,19 +140,19 @@ class Allowance:
 
     def is_open(self, seq: Sequence) -> bool:
         """Whether the main proposer may propose as many tokens as the controller chooses."""
-        if seq in self.waiting:
-            return False
-        return seq.sources is None or (self._main in seq.sources and seq.max_draft is None)
+        unbounded = seq.sources is None or (self._main in seq.sources and seq.max_draft is None)
+        return unbounded and seq not in self.waiting
 
     def _may_ask(self, seq: Sequence) -> bool:
         """Whether the main proposer may propose for the sequence."""
+        if seq.constraint is not None and seq.constraint.is_slow:
+            return False
         return seq.sources is None or (self._main in seq.sources and seq.max_draft != 0)
 
     def _of_main(self, seq: Sequence) -> int:
         """Return how many tokens the main proposer may propose if it is asked."""
-        if (self._probe_set is not None and seq not in self._probe_set) or not self._may_ask(seq):
-            return 0
-        if seq in self.waiting:
+        probed = self._probe_set is None or seq in self._probe_set
+        if not probed or seq in self.waiting or not self._may_ask(seq):
             return 0
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 

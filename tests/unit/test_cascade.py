@@ -454,15 +454,24 @@ def test_without_confidences_nothing_is_cut() -> None:
     assert controller.confidences == []
 
 
+def undrafted() -> list[Sequence]:
+    """Return sequences that the draft model may not propose for: the last has a slow grammar."""
+    slow = sequence("s", None)
+    constraint = slow.constraint = OnlyNines()
+    constraint.is_slow = True
+    both = sequence("b", ("ngram",)), sequence("c", ("draft_model",), 0)
+    return [sequence("a", ()), *both, slow]
+
+
 def test_a_probe_asks_no_request_without_drafting() -> None:
     """Bug: short requests without speculation have the least catch-up, so step after step probes
     went to them in vain."""
-    shut = [sequence("a", ()), sequence("b", ("ngram",)), sequence("c", ("draft_model",), 0)]
+    shut = undrafted()
     for seq in shut:
         seq.num_draft_computed = seq.num_tokens
     open_ = sequence("d", None)
     allowance = allowance_of(Chooser(Choice(4, max_speculating=1)))
-    allowance.begin(Load(4), [*shut, open_])
+    allowance.begin(Load(5), [*shut, open_])
     assert allowance.draft_rows(open_) == 4
 
 
@@ -502,13 +511,13 @@ def test_long_texts_take_turns_after_a_swap() -> None:
 def test_no_turn_to_catch_up_goes_to_a_request_without_drafting() -> None:
     """Bug: after a swap, a request that never drafts had every turn while its text was the
     shortest, so the others got no draft tokens until it ended."""
-    shut = [sequence("a", ()), sequence("b", ("ngram",)), sequence("c", ("draft_model",), 0)]
+    shut = undrafted()
     open_ = sequence("d", None)
-    for seq, length in zip((*shut, open_), (300, 300, 300, 900), strict=True):
+    for seq, length in zip((*shut, open_), (300, 300, 300, 300, 900), strict=True):
         seq.tokens = [1] * length
     allowance = allowance_of(FixedK(4))
     allowance.limit_catch_up(512)
-    allowance.begin(Load(4), [*shut, open_])
+    allowance.begin(Load(5), [*shut, open_])
     assert allowance.draft_rows(open_) == 4
 
 
