@@ -229,7 +229,7 @@ class Generating(RequestBody):
         " error (504).", ge=1, le=limits.MAX_SECONDS)
     request_id: str | None = described(None,
         "Extension. The reply's `id` ends with it. Without a header `X-Request-Id` it stands for"
-        " one, in the reply and the log. New for each request: ids of tool calls are made of it.",
+        " one once the request is valid. New for each: ids of tool calls are made of it.",
         "a string of 1 to 128 letters, digits and ._:/+=@-", pattern=f"^{LABEL}$")
     return_token_ids: bool = described(False,
         "Extension. `token_ids` of each choice; `prompt_token_ids` in each choice (completions) or"
