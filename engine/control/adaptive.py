@@ -57,6 +57,7 @@ class AdaptiveK:
         self._chosen = self._since_change = 0  # steps since a choice; since size or K > 0 changed
         self._caught_up = True  # the last step proposed for all
         self._steps_at_zero = 0  # steps in a row at K = 0
+        self._unread = list[StepRecord]()  # steps at K > 0 whose outcomes were not added yet
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
         self._extra = False  # this step runs one draft step more than seems to pay
         self._trims = True  # whether leaving tokens out of the forward pays
@@ -79,12 +80,13 @@ class AdaptiveK:
         self._chosen, self._since_change = self._chosen + rounds, self._since_change + rounds
         self._proposals.num_steps += rounds - 1
         self._steps_at_zero += rounds - 1
-        idle = not self._best.k and not self._proposals.num_proposing
+        idle = not self._best.k and not self._proposals.num_proposing and not self._unread
         if size != self._size or self._chosen >= self._dwell(idle=idle):
             self.costs.set_context(load.length() if load.length is not None else None)
             self._plan(size)
         k, reason = self._while_on() if self._best.k else self._while_off(rounds)
-        due = self._proposals.num_steps + 1 >= (_IDLE if idle else 1) * self._every
+        num_steps = self._proposals.num_steps + len(self._unread) + 1
+        due = num_steps >= (_IDLE if idle else 1) * self._every
         self._learns = due or self._explore.round != "usual"
         usual = self._learns and reason == "pays" and not self._stops
         self._extra = usual and self._since_change % _EXTRA_EVERY >= _EXTRA_EVERY - self._every
@@ -175,8 +177,8 @@ class AdaptiveK:
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, record: StepRecord) -> None:
-        """Learn from the step after the last choice. Outcomes are taken from every step and learnt
-        in batches; all else is learnt from one step in `_every`."""
+        """Learn from the step after the last choice. Outcomes are kept and learnt in batches, since
+        a forward empties the CPU's caches of this code; all else from one step in `_every`."""
         if self._steps_at_zero >= _SETTLED or record.reason == "baseline":
             self.costs.gather(record)
         if self._skipped and (record.reason == "off" or not record.k):  # cheap checks first
@@ -184,23 +186,14 @@ class AdaptiveK:
         probe = self._explore.round == "probe"
         if record.k:  # also if another controller chose it: stop skipping
             self._skips = 0
-            self._add(record)
-            self._proposals.learn_second_best(record.second_best)
+            self._unread.append(record)
         else:  # without speculation only the number of steps counts
             self._proposals.add(0, (), ())
         self._steps_at_zero = 0 if record.k else self._steps_at_zero + 1
         if self._learns:
             self._learn(record)
-        if (record.k or self._caught_up) and record.outcomes:
-            self._caught_up = record.k > 0 and not probe
-
-    def _add(self, seen: StepRecord) -> None:
-        outcomes, confidences = seen.outcomes, seen.confidences
-        if self._probes_few:
-            drafted = [i for i, outcome in enumerate(outcomes) if outcome.offered]
-            outcomes = [outcomes[i] for i in drafted]
-            confidences = [confidences[i] for i in drafted]
-        self._proposals.add(seen.k, outcomes, confidences)
+        if self._caught_up != (record.k > 0 and not probe) and record.outcomes:
+            self._caught_up = not self._caught_up
 
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
@@ -224,6 +217,13 @@ class AdaptiveK:
         """Learn the stored outcomes. Returns whether acceptance changed; then a choice is due."""
         acceptance = self._proposals.acceptance
         changes = acceptance.changes
+        for seen in self._unread:
+            found = list(zip(seen.outcomes, seen.confidences, strict=True))
+            if seen.reason == "probe" and self.costs.has_draft:
+                found = [each for each in found if each[0].offered]
+            self._proposals.add(seen.k, [each for each, _ in found], [own for _, own in found])
+            self._proposals.learn_second_best(seen.second_best)
+        self._unread = []
         self._proposals.learn()
         if acceptance.changes == changes:
             return False
