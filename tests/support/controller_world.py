@@ -139,10 +139,11 @@ class World:
 
 @dataclass
 class Trace:
-    """By step: `ks`, the chosen K; `depths`, the tokens drafted."""
+    """By step: `ks`, the chosen K; `reasons`, why; `depths`, the tokens drafted."""
 
     ks: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
 
@@ -163,6 +164,7 @@ def play(controller: KController, world: World, rounds: int) -> Trace:
         seen = world.round(controller, choice)
         controller.update(seen)
         trace.ks.append(choice.k)
+        trace.reasons.append(choice.reason)
         trace.depths.append(max(outcome.offered for outcome in seen.outcomes))
         trace.tokens += seen.tokens
         trace.seconds += seen.seconds
