@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from statistics import median
@@ -29,6 +30,9 @@ TEXTS, LENGTH = 4, 32  # texts that the target generates, and tokens of each
 MOST_TRIED = 8  # exits to try, up to half of the layers: later ones cost too much
 REPEATS = 5  # of a timed forward
 _BLOCK = 16
+_TEXT_BLOCKS = -(-(LENGTH + 32) // _BLOCK)  # KV blocks of a text and of the rows after it
+
+Timed = Callable[[LoadedModel, int], float]  # seconds of a forward of so many rows
 
 
 def early_exit(target: LoadedModel, count: int) -> LoadedModel:
@@ -83,19 +87,20 @@ class _Exit(NamedTuple):
 
 
 @torch.inference_mode()
-def best_exit(target: LoadedModel, k_max: int) -> LoadedModel:
+def best_exit(target: LoadedModel, k_max: int, timed: Timed | None = None) -> LoadedModel:
     """Return the draft with the most expected tokens per second. Measured here: the acceptance
-    rate of its draws on texts that the target generates, and the time of a step of both. A later
-    exit has a higher acceptance rate and costs more. Raises ModelError as `early_exit`."""
+    rate of its draws on texts that the target generates, and the time of a step of both, by `timed`
+    if given. A later exit agrees more and costs more. Raises ModelError as `early_exit`."""
+    timed = timed or _seconds
     texts, expected = _generated(target)
-    one, more = _seconds(target, 1), _seconds(target, 1 + max(k_max, 1))
+    one, more = timed(target, 1), timed(target, 1 + max(k_max, 1))
     row = max(more - one, 0.0) / max(k_max, 1)
     found: list[_Exit] = []
     total = len(target.layers)
     for count in sorted({max(total * i // (2 * MOST_TRIED), 1) for i in range(1, MOST_TRIED + 1)}):
         draft = early_exit(target, count)
         agreement = _agreement(expected, _log_probs(draft, texts))
-        seconds = _seconds(draft, 1)
+        seconds = timed(draft, 1)
         gain = max(
             sum(agreement**i for i in range(k + 1)) * one / (k * seconds + one + k * row)
             for k in range(1, max(k_max, 1) + 1)
@@ -154,14 +159,9 @@ def _seconds(model: LoadedModel, rows: int) -> float:
 
 def _forward_and_plane(model: LoadedModel) -> tuple[Forward, Plane]:
     """Return the model's forward, and a KV plane for all texts."""
-    cache = KVCache((TEXTS + 1) * _blocks_per_text(), _BLOCK, model.device)
+    cache = KVCache((TEXTS + 1) * _TEXT_BLOCKS, _BLOCK, model.device)
     return model.compiled or forward_of(model), cache.add_plane("exit", model.layers, model.dtype)
 
 
-def _blocks_per_text() -> int:
-    """KV blocks of a text and of the rows after it."""
-    return -(-(LENGTH + 32) // _BLOCK)
-
-
 def _blocks(text: int) -> list[int]:
-    return list(range(text * _blocks_per_text(), (text + 1) * _blocks_per_text()))
+    return list(range(text * _TEXT_BLOCKS, (text + 1) * _TEXT_BLOCKS))

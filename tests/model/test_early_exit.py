@@ -76,7 +76,8 @@ def test_packed_weights_are_shared() -> None:
 
 def test_the_number_of_layers_is_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Law: if the later layers of a model add nothing, the cheapest of the equally good exits is
-    taken, and not the first exit, which agrees rarely."""
+    taken, and not the first exit, which agrees rarely. Found by CI on a busy machine: with measured
+    times, the same layers could take longer than more of them."""
     model = tiny.llama({**tiny.GROUPED, "num_hidden_layers": 16})
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -85,7 +86,7 @@ def test_the_number_of_layers_is_measured(tmp_path: Path, caplog: pytest.LogCapt
                 parameter.mul_(0.0 if layer >= 3 else 4.0)
     target = load(tiny.save(model, tmp_path))
     with caplog.at_level(logging.INFO):
-        draft = best_exit(target, 4)
+        draft = best_exit(target, 4, timed=lambda model, rows: len(model.layers) + 0.01 * rows)
     assert len(draft.layers) == 3
     assert "first 3 of 16 layers: acceptance 100 %" in caplog.text
 
