@@ -92,11 +92,16 @@ class AcceptanceEstimate:
         self._tried, self._wrong = self._tried * fade + tried, self._wrong * fade + wrong
         self._asked = self._asked * fade + n * (self._depths < k)
         self._offered = self._offered * fade + (offered > depths).sum(1)
-        self._pool(float(tried @ self._shape), float(tried @ self._shape - (tried - wrong).sum()))
+        if pooled := float(tried @ self._shape):
+            weight = self._weight * 0.5 ** (pooled / (2 * _HALF_LIFE))
+            right, self._weight = float((tried - wrong).sum()), weight + pooled
+            self.rejection = (self.rejection * weight + pooled - right) / self._weight
         variance *= max(1.0, n / rounds / _MOST_INDEPENDENT)
-        if not self._trees and self.change_detector.add(float(wrong.sum()), expected, variance, n):
+        if self._trees:
+            return
+        if ratio := self.change_detector.add(float(wrong.sum()), expected, variance, n):
             self.limit_weight(_AFTER_CHANGE)
-            self.rejection = min(max(self.rejection * self.change_detector.ratio, 0.01), 0.95)
+            self.rejection = min(max(self.rejection * ratio, 0.01), 0.95)
             self.change_detector = ChangeDetector()
             self.changes += 1
 
@@ -106,12 +111,6 @@ class AcceptanceEstimate:
         k = len(self._depths)
         outcomes = [outcome for hits in agreements for outcome in _rounds(hits, k)]
         self.update(k, outcomes, len(outcomes))
-
-    def _pool(self, tried: float, wrong: float) -> None:
-        if tried:
-            weight = self._weight * 0.5 ** (tried / (2 * _HALF_LIFE))
-            self._weight = weight + tried
-            self.rejection = (self.rejection * weight + wrong) / self._weight
 
     def limit_weight(self, tokens: float) -> None:
         """Limit the weight of the past to `tokens` per depth, so that news can outweigh it."""
@@ -133,8 +132,7 @@ class AcceptanceEstimate:
 
     def proposal_rates(self) -> Array:
         """Return, by depth, the chance that a token is proposed."""
-        rates: Array = self._offered / self._asked
-        return rates
+        return self._offered / self._asked
 
 
 class ChangeDetector:
@@ -143,19 +141,16 @@ class ChangeDetector:
     def __init__(self) -> None:
         self._found, self._expected, self._variance = 0.0, 0.0, 0.0
 
-    @property
-    def ratio(self) -> float:
-        return self._found / max(self._expected, 1e-9)
-
-    def add(self, wrong: float, expected: float, variance: float, outcomes: int) -> bool:
-        """Add `wrong` tokens of `outcomes`, with the expected number and its variance. Returns
-        whether the two differ by more than chance."""
+    def add(self, wrong: float, expected: float, variance: float, outcomes: int) -> float:
+        """Add `wrong` tokens of `outcomes`, with the expected number and its variance. Returns the
+        ratio of the two, at least 0.01, if they differ by more than chance, else 0."""
         keep = 0.5 ** (outcomes / _WINDOW)
         self._found = self._found * keep + wrong
         self._expected = self._expected * keep + expected
         self._variance = self._variance * keep * keep + variance
         chance: float = (self._variance + 0.5) ** 0.5
-        return abs(self._found - self._expected) > _CHANGE * chance
+        differ = abs(self._found - self._expected) > _CHANGE * chance
+        return max(self._found / max(self._expected, 1e-9), 0.01) if differ else 0.0
 
 
 def _accepted(outcome: Outcome) -> Sequence[int]:

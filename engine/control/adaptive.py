@@ -198,7 +198,7 @@ class AdaptiveK:
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if seen.is_decode and seen.num_sequences:
-            settled = not 0 < self._steps_at_zero <= _SETTLED
+            settled = not 0 < self._steps_at_zero <= _SETTLED or not self.costs.has_draft
             if settled or explore.is_last:
                 self.costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences

@@ -101,7 +101,7 @@ class TargetCost:
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
         self._noise = self._error = 0.0  # variance, by differences of errors: a jump counts once
         # By bit length of the batch size and `_places`: log of the factor, and its variance.
-        self._sizes: dict[int, dict[int, tuple[float, float]]] = {}
+        self._sizes: dict[int, dict[float, tuple[float, float]]] = {}
 
     def _run(self, rows: Array) -> Array:
         """Return row counts after padding."""
@@ -129,27 +129,31 @@ class TargetCost:
         seconds: Array = np.maximum(mean, 0.5 * few[0])
         return seconds
 
-    def seconds(self, rows: Array, batch: int, more: float) -> Array:
-        """Return the corrected seconds. `more`: seconds for context beyond the profile's."""
+    def seconds(self, rows: Array, batch: int, more: float, *, on: bool = False) -> Array:
+        """Return the corrected seconds. `more`: seconds for context beyond the profile's; `on`:
+        whether K > 0."""
         base, group = self.profiled(rows, batch), batch.bit_length()
         seconds: Array = np.maximum(base + more, 0.5 * base) * exp(self.machine)
         if known := sorted(self._sizes.get(group, {}).items()):
             at, factors = [place for place, _ in known], [factor for _, (factor, _) in known]
-            seconds *= np.exp(np.interp(_places(rows, batch), at, factors))
+            on = on and any(place % 1 for place in at)
+            seconds *= np.exp(np.interp(_places(rows, batch, on=on), at, factors))
         return seconds
 
     def update(
-        self, rows: int, batch: int, seconds: float, more: float, *, settled: bool = True
-    ) -> None:
+        self, rows: int, batch: int, seconds: float, more: float, *, on: bool = False,
+        settled: bool = True,
+    ) -> None:  # fmt: skip
         """Distribute the error over size and machine factors by their uncertainty. A slow forward
-        is ignored if the caches have not `settled` yet."""
+        is ignored if the caches have not `settled` yet. `on`: whether K > 0."""
         group, at = batch.bit_length(), np.array([float(rows)])
         own = self._sizes.setdefault(group, {})
-        usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
+        place = round(float(_places(at, batch, on=False)[0])) + 0.5 * (on and rows <= batch)
+        usual = float(self.seconds(at, batch, more, on=on)[0])
         error = log(max(seconds, _LEAST) / max(usual, 1e-9)) + self.machine - self.now
         if error > 0 and not settled:
             return
-        nearest = own[min(own, key=lambda key: abs(key - place))][0] if own else 0.0
+        nearest = own[min(own, key=lambda key: (abs(key - place), key))][0] if own else 0.0
         factor, variance = own.get(place, (nearest, _NEW))
         machine = max(min(self._variance + _DRIFT, _MOST_DRIFT), self._variance)
         outlier = abs(error) > _OUTLIER and variance < _NEW
@@ -167,18 +171,17 @@ class TargetCost:
         self.machine += (self.now - self.machine) / min(self._count, _MEMORY)
 
 
-def _places(rows: Array, batch: int) -> Array:
+def _places(rows: Array, batch: int, *, on: bool) -> Array:
     """Return the positions of row counts among those with a factor: one each up to 8, then two per
-    octave. At one batch size, equal rows per sequence have equal positions. More rows than
-    sequences never share the position of one row per sequence."""
+    octave. At one batch size, equal rows per sequence have equal positions. One row per sequence
+    shares its position with no other number; at K > 0 (`on`) it is half a position further."""
     smallest = 1 << batch.bit_length() - 1
     scaled, plain = rows * smallest / batch, np.array([float(smallest)])
     places, plain = (
         np.where(sizes <= 8, sizes, 8.0 + 2.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
         for sizes in (scaled, plain)
     )
-    result: Array = np.where(rows > batch, np.maximum(places, plain + 1.0), places)
-    return result
+    return np.where(rows > batch, np.maximum(places, plain + 1.0), plain + 0.5 * on)
 
 
 class CostModel:
@@ -190,7 +193,7 @@ class CostModel:
         self._target = TargetCost()
         self._draft_profile = Curve([(1, 1e-5)])
         self._draft: dict[int, Line] = {}  # by bit length of the batch size; unit: profiled steps
-        self._host: dict[tuple[int, bool], Line] = {}  # by the same, and whether the step drafted
+        self._host: dict[tuple[int, bool], Line] = {}  # by the same, and whether K was above 0
         self._host_start = 0.0
         self._tokens: list[tuple[int, tuple[float, float]]] = []
         self._draft_window = inf
@@ -242,26 +245,28 @@ class CostModel:
         return self._of_context(sequences)[part] * sequences * (length - CONTEXT)
 
     def by_rows(self, sequences: int, most: int) -> Array:
-        """Return the seconds of target and host for 0 to `most` rows, never decreasing."""
-        rows = np.arange(most + 1.0)
-        target = self._target.seconds(rows, sequences, self._more(sequences, 0))
-        plain, drafting = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
-        both: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, drafting))
-        token = self._of_context(sequences)[0]
-        known = float(both[sequences])
-        self._plain[sequences] = known - token * sequences * self._length, token
-        return both
+        """Return the seconds of target and host at K > 0 for 0 to `most` rows: never decreasing,
+        and at least those at K = 0."""
+        seconds = self._seconds(np.arange(most + 1.0), sequences, on=True)
+        return np.maximum(np.maximum.accumulate(seconds), self.plain(sequences))
 
-    def _host_seconds(self, rows: Array, sequences: int, *, drafted: bool) -> Array:
+    def plain(self, sequences: int) -> float:
+        """Return the seconds of target and host at K = 0."""
+        token, rows = self._of_context(sequences)[0], np.array([float(sequences)])
+        seconds = float(self._seconds(rows, sequences, on=False)[0])
+        self._plain[sequences] = seconds - token * sequences * self._length, token
+        return seconds
+
+    def _seconds(self, rows: Array, sequences: int, *, on: bool) -> Array:
         group = sequences.bit_length()
-        near = [key for key in self._host if drafted or not key[1]]  # K = 0: only such steps
+        near = [key for key in self._host if on or not key[1]]  # K = 0: only such steps
         start, row = self._host_start, 0.0
         if near:
-            key = min(near, key=lambda known: (known[1] != drafted, abs(known[0] - group)))
+            key = min(near, key=lambda known: (known[1] != on, abs(known[0] - group)))
             start, row = self._host[key].line()
             start *= sequences * 2.0 ** ((key[0] - group) / 2)
-        seconds: Array = exp(self._target.machine) * (start + row * rows)
-        return seconds
+        target = self._target.seconds(rows, sequences, self._more(sequences, 0), on=on)
+        return target + exp(self._target.machine) * (start + row * rows)
 
     def drafting(self, sequences: int) -> tuple[float, float]:
         """Return the seconds to start drafting, and of each draft step."""
@@ -283,7 +288,7 @@ class CostModel:
         if not self._plain:
             return 0.0
         if sequences not in self._plain:
-            self.by_rows(sequences, sequences)
+            self.plain(sequences)
         start, token = self._plain[sequences]
         return max(start + token * context, 0.0)
 
@@ -302,16 +307,13 @@ class CostModel:
         if self._alike == (seen.rows, sequences) and not steps:
             seconds = exp(fmean(self._logs))
         self._alike = 0, 0
-        self._target.update(seen.rows, sequences, seconds, more, settled=settled)
+        on = seen.k > 0
+        self._target.update(seen.rows, sequences, seconds, more, on=on, settled=settled)
         if not seen.prompt_rows:
-            self._learn_host(seen, drafted=steps > 0, settled=settled)
+            line = self._host.setdefault((sequences.bit_length(), on), Line(_ROW, stiffness=0.25))
+            seconds = exp(-self._target.now) * seen.host_seconds
+            line.update(seen.rows / sequences, seconds / sequences, settled=settled)
             if steps and caught_up and (drafting := seen.num_drafting):
                 seconds = exp(-self._target.now) * seen.draft_seconds
                 seconds = max(seconds - steps * self._more(drafting, 1), 0.0)
                 self._draft_line(drafting).update(steps, seconds / self._draft_unit(drafting))
-
-    def _learn_host(self, seen: StepRecord, *, drafted: bool, settled: bool) -> None:
-        sequences = seen.num_sequences
-        line = self._host.setdefault((sequences.bit_length(), drafted), Line(_ROW, stiffness=0.25))
-        seconds = exp(-self._target.now) * seen.host_seconds
-        line.update(seen.rows / sequences, seconds / sequences, settled=settled)

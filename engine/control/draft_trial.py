@@ -70,6 +70,7 @@ def speedup(controller: KController, load: Load, agreement: float) -> float:
         return float(tokens[-1])
     costs.set_context(load.length() if load.length is not None else None)
     begin, step = costs.drafting(n)
-    seconds = costs.by_rows(n, n * len(k))[n * (k + 1)] + np.where(k > 0, begin + step * k, 0.0)
+    seconds = costs.by_rows(n, n * len(k))[n * (k + 1)] + begin + step * k
+    seconds[0] = costs.plain(n)
     rates = tokens / seconds
     return float(rates.max() / rates[0])

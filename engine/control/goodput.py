@@ -23,14 +23,14 @@ class Goodput:
     `rates` `[k]`: tokens per second of the whole batch at k draft steps. `each` `[k]`: (tokens,
     rows) of one sequence at k. `trimming` `[k]`: relative gain in rate from leaving out unlikely
     tokens. `survival` `[depth]`: the chance that so many tokens are accepted if none is left out.
-    `by_row` `[rows]`: seconds of target and host. `present`: the batch's current tokens per second;
-    0: not known, then nothing is left out."""
+    Seconds of target and host: `plain` at K = 0, `by_row` `[rows]` at K > 0. `present`: the batch's
+    current tokens per second; 0: not known, then nothing is left out."""
 
     def __init__(self, k_max: int, proposals: ProposalModel, costs: CostModel) -> None:
         self._k_max, self._proposals, self._costs = k_max, proposals, costs
         self.sequences, self.present = 1, 0.0
         self.rates, self.survival = [0.0], list[float]()
-        self.by_row = [0.0] * (k_max + 2)
+        self.plain, self.by_row = 0.0, [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
         self.most_gain = 0.0  # gain at the best K if all tokens were right
         self._chances = [0.0] * k_max  # by depth: a token is right if all before it are
@@ -41,7 +41,7 @@ class Goodput:
         self.sequences, self.present = sequences, present
         self._proposals.refresh()
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
-        seconds = self._costs.by_rows(sequences, most)
+        self.plain, seconds = self._costs.plain(sequences), self._costs.by_rows(sequences, most)
         self.by_row = seconds.tolist()
         begin, step = self._costs.drafting(sequences)
         k = np.arange(self._k_max + 1)
@@ -50,7 +50,7 @@ class Goodput:
         row = np.diff(seconds[sequences * (k + 1)]) / sequences
         self._step_seconds = (step / sequences + row).tolist()
         self._chances = self._proposals.chances.mean(0).tolist()
-        full = (k + 1) * seconds[sequences] / (seconds[sequences * (k + 1)] + spent)
+        full = (k + 1) * self.plain / (seconds[sequences * (k + 1)] + spent)
         self.most_gain = float(full[1:].max()) - 1.0
 
     def _expect(self, spent: Array) -> None:
@@ -64,7 +64,9 @@ class Goodput:
         tokens, rows = np.ones((2, len(bars), self._k_max + 1))
         tokens[:, 1:] += np.cumsum((survival * kept).mean(1) * offered, axis=1)
         rows[:, 1:] += np.cumsum(kept.mean(1) * offered, axis=1)
-        rates = n * tokens / (self._seconds(n * rows) + spent)
+        seconds = self._seconds(n * rows) + spent
+        seconds[:, 0] = self.plain
+        rates = n * tokens / seconds
         best = rates.argmax(0), np.arange(self._k_max + 1)
         self.rates = rates[best].tolist()
         self.trimming = (rates[best] / rates[0] - 1.0).tolist()
@@ -72,8 +74,7 @@ class Goodput:
         self.survival = list(accumulate((survival.mean(0) * offered).tolist(), min))
 
     def _seconds(self, rows: Array) -> Array:
-        seconds: Array = np.interp(rows, np.arange(len(self.by_row)), self.by_row)
-        return seconds
+        return np.interp(rows, np.arange(len(self.by_row)), self.by_row)
 
     def draft_pays(self, survivals: Sequence[Sequence[float]], depth: int) -> bool:
         """Whether one more draft step pays, for sequences with these survival chances."""

@@ -38,7 +38,7 @@ def observe(
         else:
             parts.append(_part(item, main, allowance, trees=trees))
             item = next(items)
-    more = overhead.seconds(len(parts), speculates=any(p.proposed and p.k for p in parts))
+    more = overhead.seconds(len(parts), speculates=any(part.k for part in parts))
     return StepRecord(
         parts,
         reason=allowance.choice.reason,

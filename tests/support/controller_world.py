@@ -24,7 +24,8 @@ DraftToken = tuple[float, bool]  # (confidence, whether it is right)
 class World:
     """Costs in seconds: a draft step takes `draft`, a target forward `base` plus `row` per row
     beyond `free` rows. A draft token is right with probability `alpha`; the proposer proposes with
-    probability `proposal_rate`. `informed`: how much one standard deviation of confidence adds to
+    probability `proposal_rate`. Each forward at K > 0 takes `cold` of its time more, since drafting
+    has emptied the caches. `informed`: how much one standard deviation of confidence adds to
     the log-odds of a draft token; None: there are neither confidences nor agreements."""
 
     alpha: float
@@ -36,6 +37,7 @@ class World:
     host: float = 2e-4
     noise: float = 0.05
     proposal_rate: float = 1.0
+    cold: float = 0.0
     informed: float | None = None
     seed: int = 1
     random: random.Random = field(init=False)
@@ -52,7 +54,8 @@ class World:
         """Expected tokens per second at a fixed K (exact if the target's cost is linear)."""
         tokens = 1 + self.proposal_rate * sum(self.alpha**j for j in range(1, k + 1))
         rows = round(self.batch * (1 + k * self.proposal_rate))
-        return self.batch * tokens / (self.host + self.target(rows) + k * self.draft)
+        target = self.target(rows) * (1.0 + self.cold * (k > 0))
+        return self.batch * tokens / (self.host + target + k * self.draft)
 
     @property
     def best_rate(self) -> float:
@@ -86,10 +89,11 @@ class World:
             behind = int(part.accepted == part.drafted)
             self.missed[i] = behind if part.drafted else self.missed[i] + 1
         jitter = self.random.lognormvariate(0.0, self.noise)
+        slower = 1.0 + self.cold * (k > 0)
         return StepRecord(
             parts,
             draft_seconds=max(map(len, made)) * self.draft * jitter,
-            target_seconds=self.target(self.batch + sum(kept)) * jitter,
+            target_seconds=self.target(self.batch + sum(kept)) * jitter * slower,
             host_seconds=self.host,
             catch_up_rows=sum(missed),
             hindsight=hindsight,

@@ -163,6 +163,24 @@ def test_a_rare_proposer_is_judged_by_its_proposals(proposal_rate: float) -> Non
     assert trace.rate > 0.93 * world.best_rate
 
 
+@pytest.mark.parametrize("cold", [0.0, 0.07])
+def test_proposing_nothing_has_a_cost(cold: float) -> None:
+    """Bug: an n-gram that found a token in one step of twelve kept K above 0, since steps in which
+    it found nothing, 7 % slower than those at K = 0, counted as steps at K = 0. Law: it stays where
+    such steps are as fast."""
+    found = list[float]()
+    for seed in range(4):
+        world = World(alpha=0.5, proposal_rate=0.05 if cold else 0.08, draft=1e-5, base=5e-3,
+            row=2e-4, host=3e-4, cold=cold, seed=seed)  # fmt: skip
+        controller = AdaptiveK(K_MAX, stops=False)
+        world.profile(controller)
+        controller.costs.has_draft = False
+        play(controller, world, 600)
+        trace = play(controller, world, 2000)
+        found.append(sum(k > 0 for k in trace.ks) / len(trace.ks))
+    assert max(found) < 0.25 if cold else min(found) > 0.75
+
+
 def test_rows_count_only_with_a_proposal() -> None:
     """Law: expensive rows do not lower K if the drafter proposes in one step of ten only."""
     world = World(alpha=0.8, row=1e-3, draft=1e-6, proposal_rate=0.1)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from engine.control.cost_model import CostModel, Line, TargetCost
 from engine.control.profile import CONTEXT, Points, Profile
-from engine.scheduling.step_record import Outcome, StepRecord
+from engine.scheduling.step_record import Outcome, SequenceStep, StepRecord
 from tests.support.controller_world import step_of
 
 FLAT = [(1, 4e-3), (64, 4e-3)]
@@ -332,7 +332,7 @@ def test_a_slow_machine_changes_no_comparison() -> None:
 
     def seconds() -> tuple[float, float]:
         begin, step = costs.drafting(1)
-        return float(costs.by_rows(1, 3)[1]), float(costs.by_rows(1, 3)[3]) + begin + 2 * step
+        return costs.plain(1), float(costs.by_rows(1, 3)[3]) + begin + 2 * step
 
     for _ in range(60):
         costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 1.5e-3, 1e-3), caught_up=False)
@@ -370,7 +370,7 @@ def test_a_context_token_costs_what_it_does_at_that_batch_size() -> None:
     Between two measured sizes it is their mean, outside them that of the nearest."""
     costs = costs_of([(1, 2e-4)], token_seconds={4: (1e-6, 0.0), 16: (3e-6, 0.0)})
     costs.set_context(CONTEXT + 100.0)
-    found = [float(costs.by_rows(n, n)[n]) - 4e-3 for n in (1, 4, 8, 16, 100)]
+    found = [costs.plain(n) - 4e-3 for n in (1, 4, 8, 16, 100)]
     assert found == pytest.approx([1e-4, 4e-4, 16e-4, 48e-4, 300e-4])
 
 
@@ -392,12 +392,12 @@ def test_unsettled_caches_do_not_raise_costs(seconds: float, learnt: bool) -> No
     series, since the CPU caches hold other data; so K = 0 looked slow where it made 1.4 times the
     tokens per second. Times below the prediction are learnt at once."""
     costs = costs_of([(1, 2e-4)])
-    before = costs.by_rows(4, 4)[4]
+    before = costs.plain(4)
     for _ in range(4):
         costs.learn(plain(4, seconds, CONTEXT), caught_up=False, settled=False)
-    assert (costs.by_rows(4, 4)[4] != before) == learnt
+    assert (costs.plain(4) != before) == learnt
     costs.learn(plain(4, seconds, CONTEXT), caught_up=False, settled=True)
-    assert costs.by_rows(4, 4)[4] != before
+    assert costs.plain(4) != before
 
 
 def test_unsettled_caches_do_not_raise_host_time() -> None:
@@ -406,12 +406,12 @@ def test_unsettled_caches_do_not_raise_host_time() -> None:
     costs = costs_of([(1, 2e-4)])
     for _ in range(20):
         costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 4e-3, 1e-3), caught_up=False)
-    before = costs.by_rows(1, 1)[1]
+    before = costs.plain(1)
     for seconds, learnt in ((2e-3, False), (5e-4, True)):
         seen = step_of([Outcome(0, 0, 0)], 0.0, 4e-3, seconds)
         costs.learn(seen, caught_up=False, settled=False)
-        assert (costs.by_rows(1, 1)[1] < before - 1e-6) == learnt
-        assert costs.by_rows(1, 1)[1] < before + 1e-6
+        assert (costs.plain(1) < before - 1e-6) == learnt
+        assert costs.plain(1) < before + 1e-6
 
 
 def test_what_rare_steps_find_about_a_size_stays() -> None:
@@ -437,10 +437,10 @@ def test_host_time_at_k_0_is_learnt_from_the_first_step() -> None:
     costs = costs_of([(1, 2e-4)])
     for _ in range(20):
         costs.learn(step_of([Outcome(4, 2, 1)], 8e-4, 2e-3, 4e-4), caught_up=True)
-    before = costs.by_rows(1, 1)[1]
+    before = costs.plain(1)
     for _ in range(4):
         costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 3e-3, 1e-4), caught_up=False, settled=False)
-    assert costs.by_rows(1, 1)[1] - before == pytest.approx(1e-4, abs=2e-5)
+    assert costs.plain(1) - before == pytest.approx(1e-4, abs=2e-5)
 
 
 def test_host_time_at_k_0_is_learnt_beside_free_proposals() -> None:
@@ -456,7 +456,7 @@ def test_host_time_at_k_0_is_learnt_beside_free_proposals() -> None:
             costs.learn(replace(plain, parts=parts), caught_up=False)
         for _ in range(200):
             costs.learn(step_of([Outcome(2, 2, 1)] * 32, 8e-4, 6e-3, 4e-3), caught_up=True)
-        found.append(float(costs.by_rows(32, 32)[32]))
+        found.append(costs.plain(32))
     assert found[1] == pytest.approx(found[0], rel=0.05)
 
 
@@ -467,7 +467,20 @@ def test_a_window_bounds_the_cost_of_context() -> None:
     found = []
     for length in (CONTEXT, CONTEXT + 400, CONTEXT + 600, CONTEXT + 9000):
         costs.set_context(length)
-        found.append((costs.drafting(1)[1], float(costs.by_rows(1, 1)[1])))
+        found.append((costs.drafting(1)[1], costs.plain(1)))
     steps, target = np.diff(np.array(found), axis=0).T
     assert steps == pytest.approx([4e-5, 1e-5, 0.0])
     assert target == pytest.approx([4e-4, 2e-4, 8.4e-3])
+
+
+def test_a_step_at_k_above_0_without_proposals_has_its_own_cost() -> None:
+    """Bug: steps in which a look-up found nothing took 7 % longer than steps at K = 0, but taught
+    the cost of K = 0, so K > 0 looked free where look-ups found 5 % more tokens."""
+    costs = costs_of([(1, 5e-3), (5, 5e-3)])
+    nothing = SequenceStep(0, 0, CONTEXT, k=4, tokens=1)
+    for _ in range(60):
+        for _ in range(20):
+            costs.learn(StepRecord([nothing], "pays", 0.0, 5.3e-3, 5e-4), caught_up=True)
+        costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 5e-3, 3e-4), caught_up=True)
+    assert costs.plain(1) == pytest.approx(5.3e-3, rel=0.01)
+    assert costs.by_rows(1, 1)[1] == pytest.approx(5.8e-3, rel=0.01)
