@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 from starlette.routing import request_response
 
 from engine.messages import Ready
@@ -28,12 +29,15 @@ EVENT = {
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
     "required": ["data"],
 }  # one event; `data` is JSON or [DONE]
+SCHEMAS = "#/components/schemas/"
+ERRORS = (replies.Error, replies.MessagesError)
 NO_SUCH = ("HTTPValidationError", "ValidationError")  # of FastAPI's own validation, not used
 Responses = dict[int | str, dict[str, Any]]
 
 
 def refusals(reasons: dict[int, str], error: type = replies.Error) -> Responses:
-    return {status: {"model": error, "description": reason} for status, reason in reasons.items()}
+    content = {"application/json": {"schema": {"$ref": f"{SCHEMAS}{error.__name__}"}}}
+    return {status: {"description": why, "content": content} for status, why in reasons.items()}
 
 
 REASONS = {
@@ -123,10 +127,15 @@ def document(app: FastAPI, services: Services) -> dict[str, Any]:
         for operation in methods.values():
             operation["responses"].pop("422", None)
             if keyed:
-                operation["responses"].setdefault("401", _unauthorized(path))
+                kind = replies.MessagesError if path.startswith(MESSAGES) else replies.Error
+                refused = refusals({401: "the API key is missing or wrong"}, kind)
+                operation["responses"].setdefault("401", refused[401])
     schemas = found["components"]["schemas"]
     for name in NO_SUCH:
         schemas.pop(name, None)
+    adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in ERRORS]
+    _, errors = TypeAdapter.json_schemas(adapters, ref_template=SCHEMAS + "{model}")
+    schemas |= errors["$defs"]
     known: dict[str, dict[str, Any]] = {"ModelName": {"enum": list(services.config.model_names)}}
     if ready is not None:
         known |= {
@@ -139,15 +148,6 @@ def document(app: FastAPI, services: Services) -> dict[str, Any]:
     keys = {"ApiKey": bearer, "NamedKey": named} if keyed else {}
     found["components"]["securitySchemes"] = {"AdminKey": bearer, **keys}
     return {**found, "security": [{name: []} for name in keys]} if keyed else found
-
-
-def _unauthorized(path: str) -> dict[str, Any]:
-    kind = "MessagesError" if path.startswith(MESSAGES) else "Error"
-    schema = {"$ref": f"#/components/schemas/{kind}"}
-    return {
-        "description": "the API key is missing or wrong",
-        "content": {"application/json": {"schema": schema}},
-    }
 
 
 def _amend(value: Any, known: Mapping[str, dict[str, Any]]) -> None:
