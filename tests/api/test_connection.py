@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from server import connection, sender
 from server.connection import Connection
 from tests.support.fake_client import FakeClient, make_ready
-from tests.support.serving import MODEL, Served, serve
+from tests.support.serving import MODEL, QuickServer, Served, serve
 
 
 def test_only_versions_of_uvicorn_whose_internals_are_known_are_installed() -> None:
@@ -87,7 +87,7 @@ async def dialogue(
     """Return what the server answers to messages that are sent with pauses in between."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, http=http, lifespan="off", ws="none", log_config=None)
-        server = uvicorn.Server(config)
+        server = QuickServer(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         for message in messages:
@@ -95,7 +95,7 @@ async def dialogue(
             await asyncio.sleep(pause)
         answer = await (reader.read() if until_closed else reader.readuntil(b"ok"))
         writer.close()
-        server.should_exit = True
+        server.end()
         await serving
     return answer
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,37 @@ from tests.support.fake_client import FakeClient
 MODEL = "fake-model"
 
 
+class QuickServer(uvicorn.Server):
+    """Ends as soon as `end` is called in its event loop: uvicorn's own looks for the end, and for
+    the last connection, every 0.1 s."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    async def main_loop(self) -> None:
+        ticking = asyncio.create_task(super().main_loop())
+        await self._ended.wait()
+        ticking.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.002)
+        for task in list(state.tasks):
+            task.cancel()
+        await self.lifespan.shutdown()
+
+
 @dataclass
 class Served:
     """A running server: its address, the fake engine client, and its event loop."""
@@ -39,7 +71,11 @@ class Served:
     client: FakeClient
     metrics: Metrics
     loop: asyncio.AbstractEventLoop
-    runner: uvicorn.Server
+    runner: QuickServer
+
+    def http(self, **options: Any) -> httpx.Client:
+        """Return a client that is patient with a loaded machine."""
+        return httpx.Client(**{"base_url": self.url, "timeout": 60, **options})
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Run a function in the server's event loop."""
@@ -105,7 +141,7 @@ def serve(
         timeout_keep_alive=config.server.keep_alive_seconds,
         timeout_graceful_shutdown=2,
     )
-    runner = uvicorn.Server(uvicorn_config)
+    runner = QuickServer(uvicorn_config)
     [listener] = listen("127.0.0.1", 0)
     thread = threading.Thread(target=runner.run, args=([listener],), daemon=True)
     thread.start()
@@ -117,7 +153,7 @@ def serve(
     try:
         yield Served(f"http://127.0.0.1:{port}", client, metrics, loops[0], runner)
     finally:
-        runner.should_exit = True
+        loops[0].call_soon_threadsafe(runner.end)
         thread.join(120)  # normally instant, but slow on a loaded machine
         listener.close()
         assert not thread.is_alive(), "the server did not stop"
