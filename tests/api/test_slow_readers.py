@@ -27,6 +27,7 @@ from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
+from tests.support import timeless
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
 from tests.support.serving import MODEL, Served, serve
@@ -141,7 +142,7 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
         response = EventStream(call, writer, ping_seconds=0.01, send_seconds=0.05)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
-    asyncio.run(main())
+    timeless.run(main())
     assert [message["type"] for message in offered] == ["http.response.start", "http.response.body"]
     assert client.inflight == 0
 
@@ -163,7 +164,7 @@ def test_a_slow_reader_of_a_long_payload_is_not_cut() -> None:
         response = EventStream(call, writer, ping_seconds=0.05, send_seconds=0.5)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
-    asyncio.run(main())
+    timeless.run(main())
     assert len(received) > 1_000_000
     assert received.endswith(b"data: [DONE]\n\n")
 
@@ -186,7 +187,7 @@ def test_a_silent_stream_is_kept_alive() -> None:
         response = EventStream(call, writer, ping_seconds=0.01)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
-    asyncio.run(main())
+    timeless.run(main())
     assert all(body.startswith(b": ping - ") for body in bodies[1:4])
     assert all(body.endswith(b"\n\n") for body in bodies[1:-1])
     assert bodies[-2].endswith(b"data: [DONE]\n\n")
@@ -249,6 +250,6 @@ def test_no_ping_comes_between_the_pieces_of_a_payload() -> None:
         streaming.cancel()
         await asyncio.gather(streaming, return_exceptions=True)
 
-    asyncio.run(main())
+    timeless.run(main())
     assert event in b"".join(sent)
     assert any(body.startswith(b": ping") for body in sent)

@@ -20,6 +20,7 @@ from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
+from tests.support import timeless
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, listed_script, make_ready
 
@@ -125,7 +126,7 @@ def test_a_lost_engine_is_reported_once(kind: str) -> None:
         client.die("it is gone")
         return await asyncio.wait_for(reading, 30)
 
-    *_, third, error, rest = asyncio.run(main()).split("\n\n")
+    *_, third, error, rest = timeless.run(main()).split("\n\n")
     assert '"c"' in third
     assert "it is gone" in error
     assert rest == ""
@@ -170,7 +171,7 @@ def test_what_arrived_before_the_deadline_is_sent_to_a_slow_reader(kind: str) ->
                 await asyncio.sleep(0.15)
         return b"".join(found).decode()
 
-    sent = asyncio.run(main())
+    sent = timeless.run(main())
     chunks = [json.loads(each[6:]) for each in sent.split("\n\n") if each.startswith("data: {")]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     texts = [each.get("text", each.get("delta", {}).get("content")) or "" for each in choices]

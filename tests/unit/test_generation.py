@@ -19,6 +19,7 @@ from server.generation.generation import Generation
 from server.generation.generation_spec import Echo, GenerationSpec, choice_seed
 from server.generation.usage import Usage
 from server.observe.metrics import Metrics
+from tests.support import timeless
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient, Script, listed_script, make_ready
 
@@ -67,7 +68,7 @@ def run(main: Callable[[], Awaitable[T]]) -> T:
     async def inner() -> T:
         return await main()
 
-    return asyncio.run(inner())
+    return timeless.run(inner())
 
 
 async def collect(asked: Asked) -> list[Delta]:

@@ -21,6 +21,7 @@ from engine.messages import (
 )
 from server.engine.mailbox import Stream
 from server.engine.open_requests import OpenRequests, ResumeOutcome
+from tests.support import timeless
 from tests.support.fake_client import make_ready
 from tests.support.streams import take
 
@@ -70,7 +71,7 @@ def in_a_loop(
     scenario: Callable[[], Coroutine[Any, Any, None]],
 ) -> Callable[[], None]:
     def test() -> None:
-        asyncio.run(scenario())
+        timeless.run(scenario())
 
     test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
     return test
