@@ -28,6 +28,7 @@ from server.replicas.ingress import (
     merged,
 )
 from tests.api.test_resume import CHAT, COMPLETIONS, REPLIES, USAGE, MergedStream, scripted_bytes
+from tests.support import timeless
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, services_of
 from tests.support.tools import HELLO, scripted
@@ -41,6 +42,10 @@ class World:
     def __init__(self, client: FakeClient, *, cut: Cut = lambda number: None) -> None:
         config = Config(ServerConfig(served_model_name=[MODEL]), EngineConfig())
         self.app = create_app(services_of(client, config))
+        self.begin(cut)
+
+    def begin(self, cut: Cut) -> None:
+        """Count the requests, which `cut` gets the number of, from one."""
         self.cut = cut
         self.requests = list[Forwarded]()
 
@@ -99,10 +104,13 @@ def test_a_stream_goes_on_wherever_its_replica_died(name: str, ids: bool) -> Non
     body = {"model": MODEL, **prompt, "max_tokens": 400, "seed": 7, **USAGE, **fields}
     body["return_token_ids"] = ids
 
+    engine = scripted("", tokens_per_step=3)
+    engine._script = scripted_bytes(text)
+    world = World(engine)
+
     async def ask(cut: Cut) -> httpx.Response:
-        engine = scripted("", tokens_per_step=3)
-        engine._script = scripted_bytes(text)
-        return await World(engine, cut=cut).post(route, body)
+        world.begin(cut)
+        return await world.post(route, body)
 
     async def all_cuts() -> None:
         whole = merged_stream(await ask(lambda number: None))
@@ -125,9 +133,11 @@ def test_a_stream_goes_on_after_part_of_a_long_payload() -> None:
     body = {"model": MODEL, "messages": HELLO, "seed": 7, "max_tokens": 120, **USAGE}
     body |= {"logprobs": True, "top_logprobs": 20}
 
+    world = World(FakeClient(tokens_per_step=60))  # whose log-probabilities are several messages
+
     async def ask(cut: Cut) -> httpx.Response:
-        engine = FakeClient(tokens_per_step=60)  # whose log-probabilities are several messages
-        return await World(engine, cut=cut).post(CHAT, body)
+        world.begin(cut)
+        return await world.post(CHAT, body)
 
     async def all_cuts() -> None:
         whole = merged_stream(await ask(lambda number: None))
@@ -292,7 +302,7 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
         assert 2 <= reply.text.count(": ping") <= 6  # in RETRY_SECONDS
         return merged_stream(reply), whole
 
-    found, whole = asyncio.run(ask())
+    found, whole = timeless.run(ask())
     assert found.known() == whole.known()
 
 
