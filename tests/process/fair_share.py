@@ -65,25 +65,32 @@ async def first_token(http: httpx.AsyncClient, text: str) -> float:
     return first
 
 
-async def quiet(http: httpx.AsyncClient, name: str, times: int) -> list[float]:
+async def quiet(http: httpx.AsyncClient, name: str, times: int, pause: float) -> list[float]:
     found = []
     for i in range(times):
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(pause)
         found.append(await first_token(http, f"{name}_{i}"))
     return found
 
 
-async def noisy(http: httpx.AsyncClient, number: int) -> bool:
-    reply = await http.post(ROUTE, json=body(f"noisy_{number}", 400))
+async def noisy(http: httpx.AsyncClient, number: int, tokens: int) -> bool:
+    reply = await http.post(ROUTE, json=body(f"noisy_{number}", tokens))
     return reply.text.endswith("data: [DONE]\n\n")
 
 
+async def total(http: httpx.AsyncClient, *names: str) -> float:
+    """Return the sum of all series of these metrics."""
+    lines = [line for line in (await http.get("/metrics")).text.splitlines()
+             if line.partition("{")[0].removeprefix("foredraft_") in names]  # fmt: skip
+    return sum(float(line.split()[-1]) for line in lines)
+
+
 async def steps(http: httpx.AsyncClient) -> float:
-    metrics = (await http.get("/metrics")).text
-    return float(metrics.partition("\nforedraft_steps_total{")[2].split()[1])
+    return await total(http, "steps_total")
 
 
-async def measure(count: int) -> Seen:
+async def measure(count: int, *, tokens: int = 400, pause: float = PAUSE) -> Seen:
+    """`tokens`: of a noisy reply; `pause`: seconds before each quiet request."""
     with tempfile.TemporaryDirectory() as folder:
         keys = [new_key(name) for name in ("quiet", "noisy")]
         path = Path(folder) / "keys.toml"
@@ -99,12 +106,15 @@ async def measure(count: int) -> Seen:
                 )
                 for key, _ in keys
             ]  # fmt: skip
-            await quiet(clients[0], "warm", QUIET)
-            alone = await quiet(clients[0], "alone", 4 * QUIET)
-            asking = [asyncio.create_task(noisy(clients[1], i)) for i in range(count)]
-            await asyncio.sleep(2.0)  # until all of them are queued
+            await quiet(clients[0], "warm", QUIET, pause)
+            alone = await quiet(clients[0], "alone", 4 * QUIET, pause)
+            ended = await total(clients[0], "requests_total")
+            asking = [asyncio.create_task(noisy(clients[1], i, tokens)) for i in range(count)]
+            known = ("requests_running", "requests_waiting", "requests_total")
+            while await total(clients[0], *known) < ended + count:
+                await asyncio.sleep(0.02)
             began, before = time.perf_counter(), await steps(clients[0])
-            beside = await quiet(clients[0], "beside", QUIET)
+            beside = await quiet(clients[0], "beside", QUIET, pause)
             step = (time.perf_counter() - began) / (await steps(clients[0]) - before)
             failed = count - sum(await asyncio.gather(*asking))
             for client in clients:
