@@ -113,6 +113,13 @@ def is_gone(pid: int) -> bool:
     return not states or states[0] == "Z"
 
 
+def starved(pid: int) -> float:
+    """Return the seconds that its main thread was runnable but had no CPU; only Linux tells."""
+    with suppress(FileNotFoundError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 def children(parent: int) -> list[int]:
     return [pid for _, pid, its_parent in processes() if its_parent == parent]
 

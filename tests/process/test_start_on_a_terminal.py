@@ -14,10 +14,10 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
+from tests.process.harness import starved
 from tests.process.test_serve import COMMAND, PATIENCE, ROOT
 from tests.support.scripted import Script
 
@@ -49,11 +49,6 @@ def terminal(script: Script, *settings: str) -> Iterator[tuple[subprocess.Popen[
         os.close(ours)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def starved(pid: int) -> float:
-    """Return the seconds that its main thread was runnable but had no CPU."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def seen(screen: int, until: str, front: int) -> list[tuple[float, str]]:
