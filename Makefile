@@ -28,9 +28,11 @@ $(VENV)/.dev: $(VENV)/.serve
 serve: $(VENV)/.serve  ## serve the built-in pair on HOST:PORT (ARGS="..." for more)
 	@exec $(BIN)/foredraft serve --host $(HOST) --port $(PORT) $(ARGS)
 
-# A file's tests share their models, so a file stays with one worker.
+# A file's tests share their models, so a file stays with one worker. The files of the last folder
+# are short, so both end together.
 test: $(VENV)/.dev  ## run all tests that need no GPU, in JOBS processes
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses=$(JOBS) --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses=$(JOBS) --dist=loadfile \
+	  --no-loadscope-reorder $(ARGS)
 
 # All tests are skipped unless FOREDRAFT_CUDA_TORCH names a folder with a CUDA build of torch.
 cuda-host: $(VENV)/.dev  ## count the GPU calls of a step, without a GPU (tests/cuda_host/README.md)
