@@ -4,34 +4,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
 
 import pytest
 
 from tests.clients.__main__ import CLIENTS, HERE, ROOT, STEPS, ask, table
-from tests.process.served import serving
 
 HELD = ("openai", "langchain", "litellm")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_clients_at_hand() -> None:
+def test_clients_at_hand(pair_url: str) -> None:
     """Law: every step of a client reports something, and none fails."""
-
-    async def scenario() -> None:
-        command = (sys.executable, "-m", "server", "serve", "--set", "server.port=0")
-        async with serving(command, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
-            url = str(server.http.base_url).rstrip("/")
-            for name in HELD:
-                script = str(HERE / "python" / CLIENTS[name].script)
-                outcome = await asyncio.to_thread(ask, [sys.executable, script, url])
-                assert not outcome.errors, (name, outcome.errors)
-                assert tuple(outcome.results) == STEPS
-
-    asyncio.run(scenario())
+    for name in HELD:
+        outcome = ask([sys.executable, str(HERE / "python" / CLIENTS[name].script), pair_url])
+        assert not outcome.errors, (name, outcome.errors)
+        assert tuple(outcome.results) == STEPS
 
 
 def test_the_document_has_the_table_of_the_runner() -> None:

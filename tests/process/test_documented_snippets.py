@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
-from tests.process.served import Server, serving
 from tests.support.documents import section
 from tests.support.response_stream_rules import read_response
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-DEMO = (sys.executable, "-m", "server", "serve", "--set", "server.port=0")
 SNIPPETS = ("sdk", "sdk-responses")
 
 
@@ -39,9 +35,8 @@ async def run(program: str) -> str:
     return out.decode()
 
 
-async def same_reply(server: Server) -> None:
+async def same_reply(url: str) -> None:
     """Law: greedy or seeded, streamed or not, the text is the same, and the chat endpoint's."""
-    url = str(server.http.base_url).rstrip("/")
     sdk: Any = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     async with sdk:
         for options in ({"temperature": 0.0}, {"temperature": 1.0, "extra_body": {"seed": 7}}):
@@ -61,13 +56,10 @@ async def same_reply(server: Server) -> None:
             assert count.input_tokens == whole.usage.input_tokens
 
 
-def test_snippets_run_and_responses_are_chats() -> None:
-    async def scenario(snippets: Sequence[str]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        async with serving(DEMO, environment) as server:
-            url = str(server.http.base_url).rstrip("/")
-            for name in snippets:
-                assert len((await run(code(name, url))).split()) > 3
-            await same_reply(server)
+def test_snippets_run_and_responses_are_chats(pair_url: str) -> None:
+    async def scenario() -> None:
+        for name in SNIPPETS:
+            assert len((await run(code(name, pair_url))).split()) > 3
+        await same_reply(pair_url)
 
-    asyncio.run(scenario(SNIPPETS))
+    asyncio.run(scenario())

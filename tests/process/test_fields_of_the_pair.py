@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -13,12 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.served import serving
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0",
-           "--set", "server.allow_priority=true")  # fmt: skip
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 CODE = "import os\n\ndef read_file(path):\n"
@@ -64,13 +57,9 @@ WISHES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with asyncio.Runner() as runner:
-        context = serving(COMMAND, os.environ)
-        server = runner.run(context.__aenter__())
-        with httpx.Client(base_url=server.http.base_url, timeout=300) as http:
-            yield http
-        runner.run(context.__aexit__(None, None, None))
+def http(pair_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pair_url, timeout=300) as http:
+        yield http
 
 
 def ask(http: httpx.Client, route: str, **fields: Any) -> dict[str, Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +13,11 @@ from langchain_openai import ChatOpenAI
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.process.served import serving
 from tests.support.documents import section
 from tests.support.tools import accumulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0")
 MODEL = "foredraft-demo"
 HELLO: list[Any] = [{"role": "user", "content": "Tell me something."}]
 
@@ -44,30 +39,21 @@ class Stop(BaseModel):
 TOOLS: list[Any] = [pydantic_function_tool(Book), pydantic_function_tool(Stop, name="stop")]
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with asyncio.Runner() as runner:
-        context = serving(COMMAND, os.environ)
-        server = runner.run(context.__aenter__())
-        yield str(server.http.base_url).rstrip("/")
-        runner.run(context.__aexit__(None, None, None))
-
-
 @pytest.fixture
-def sdk(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as sdk:
+def sdk(pair_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{pair_url}/v1", api_key="none", max_retries=0, timeout=300) as sdk:
         yield sdk
 
 
-def test_the_examples_of_the_readme(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_readme(pair_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """They print what the README says: a call by a model that learned to call, and its use."""
     console, python = re.findall(r"```\w+\n(.*?)```", section("tools"), re.DOTALL)
     reply = httpx.post(
-        f"{url}/v1/chat/completions", json=json.loads(console.split("'")[3]), timeout=300
+        f"{pair_url}/v1/chat/completions", json=json.loads(console.split("'")[3]), timeout=300
     )
     [call] = reply.json()["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Rome"}'}
-    exec(python.replace("http://127.0.0.1:8000", url), {})
+    exec(python.replace("http://127.0.0.1:8000", pair_url), {})
     assert capsys.readouterr().out.splitlines() == [
         'get_weather {"city": "Rome"}',
         "It is 21 degrees in Rome.",
@@ -127,10 +113,15 @@ def test_a_format_beside_tools(sdk: OpenAI) -> None:
             assert isinstance(message.parsed, Book)
 
 
-def test_langchain(url: str) -> None:
+def test_langchain(pair_url: str) -> None:
     """The ways to structured output, on a model and a grammar instead of a script."""
     model: Any = ChatOpenAI(
-        model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=400, seed=3
+        model=MODEL,
+        base_url=f"{pair_url}/v1",
+        api_key="none",
+        max_retries=0,
+        max_tokens=400,
+        seed=3,
     )
     for method in ("json_schema", "function_calling"):
         found = model.with_structured_output(Book, method=method).invoke("Where to?")
@@ -140,13 +131,13 @@ def test_langchain(url: str) -> None:
     Book.model_validate(call["args"])
 
 
-def test_litellm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litellm(pair_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A required call through litellm, unstreamed and streamed with the same seed."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
     import litellm
 
     fields: dict[str, Any] = {
-        "model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "none", "seed": 5,
+        "model": f"openai/{MODEL}", "api_base": f"{pair_url}/v1", "api_key": "none", "seed": 5,
         "messages": HELLO, "tools": TOOLS, "tool_choice": "required", "max_tokens": 400,
         "parallel_tool_calls": False,
     }  # fmt: skip
