@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -73,21 +72,24 @@ def check(outputs: list[Output], expected: Expected) -> None:
         assert len(scores) == (FIELDS.get(name) is not None and name == "scored")
 
 
+@pytest.fixture(scope="module")
+def pair(tiny_target: str, tiny_draft: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    pair = load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+    return with_heads(pair, tmp_path_factory.mktemp("heads"))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_target: str, tiny_eos: list[int]) -> Expected:
+    reference = Reference(tiny_target, tiny_eos)
+    return {name: reference.generate(PROMPT, params) for name, params in FIELDS.items()}
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("drafter", ["none", "suffix", "draft_model", "windowed", "eagle"])
 def test_engines_that_die_change_no_text(
-    drafter: str,
-    variant: str,
-    tiny_target: str,
-    tiny_draft: str,
-    tiny_eos: list[int],
-    tmp_path: Path,
+    drafter: str, variant: str, tiny_target: str, tiny_draft: str, pair: Pair, expected: Expected
 ) -> None:
     """Law: with any sampling field, a reply by several engines equals the reply of one."""
-    reference = Reference(tiny_target, tiny_eos)
-    expected = {name: reference.generate(PROMPT, params) for name, params in FIELDS.items()}
-    pair = load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
-    pair = with_heads(pair, tmp_path)
     config = config_for(tiny_target, tiny_draft, drafter, 3, VARIANTS[variant])
     outputs = outputs_of_many_lives(lambda: Engine(config, pair=pair), PROMPT, FIELDS, seed=1)
     check(outputs, expected)
@@ -105,15 +107,21 @@ def text_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineConfig, P
     return config, load_pair(config), paths[0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_grammars_continue(seed: int, text_pair: tuple[EngineConfig, Pair, str]) -> None:
-    """Law: the same holds for replies under a grammar."""
-    config, pair, target = text_pair
+@pytest.fixture(scope="module")
+def expected_text(text_pair: tuple[EngineConfig, Pair, str]) -> Expected:
     tokenizer = tiny_text.tokenizer().to_str()
-    reference = GrammarReference(target, tiny_text.EOS, tokenizer=tokenizer, vocab_size=VOCAB)
-    expected = {n: reference.generate(TEXT_PROMPT, params) for n, params in GRAMMARS.items()}
+    reference = GrammarReference(text_pair[2], tiny_text.EOS, tokenizer=tokenizer, vocab_size=VOCAB)
+    return {name: reference.generate(TEXT_PROMPT, params) for name, params in GRAMMARS.items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_grammars_continue(
+    seed: int, text_pair: tuple[EngineConfig, Pair, str], expected_text: Expected
+) -> None:
+    """Law: the same holds for replies under a grammar."""
+    config, pair, _ = text_pair
     outputs = outputs_of_many_lives(lambda: Engine(config, pair=pair), TEXT_PROMPT, GRAMMARS, seed)
-    check(outputs, expected)
+    check(outputs, expected_text)
 
 
 @pytest.mark.parametrize("name", ["choice", "choice of the complete", "stopped", "plain", "short"])
