@@ -119,7 +119,7 @@ def test_running_and_later_texts_stay_the_same(
 
     def texts(drafts: list[str]) -> dict[str, list[int]]:
         engine, found, left = Engine(config, pair=pair), dict[str, list[int]](), list(drafts)
-        submit(engine, 3, temperature, max_tokens=400)
+        submit(engine, 3, temperature, max_tokens=160)
         swaps = 0
         while engine.has_work or left:
             if left and not engine._swap._loading and not engine._swap._pieces:
@@ -127,6 +127,7 @@ def test_running_and_later_texts_stay_the_same(
             done = engine.step()
             add(found, done.items)
             swaps += done.metrics.swap is not None and done.metrics.swap.outcome == "trial"
+            assert engine.has_work or swaps == len(drafts), "some came after the texts"
         assert swaps == len(drafts)
         return found
 
