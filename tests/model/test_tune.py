@@ -43,7 +43,7 @@ def test_every_arm_says_the_same_over_one_target(folders: list[str]) -> None:
     ticks = itertools.count()
     stream = requests(["name", "true"], (0.0, 1.0), 24, 5)
     found = Measuring(
-        player, list(settings), stream, many=3, exact=True, end=400,
+        player, list(settings), stream, many=3, exact=True, end=120,
         clock=lambda: float(next(ticks)),
     ).run()  # fmt: skip
     assert found.arms == (OFF, AGAIN, NGRAM, *(Arm("auto", label=f"draft {d}") for d in drafts))
