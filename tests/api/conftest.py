@@ -20,5 +20,5 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
+    with served.http() as http:
         yield http

@@ -30,7 +30,7 @@ def asking(
 ) -> Iterator[tuple[Served, httpx.Client]]:
     with (
         serve(client, api_key=KEY, **server) as served,
-        httpx.Client(base_url=served.url, headers=HEADERS, timeout=60) as http,
+        served.http(headers=HEADERS, timeout=60) as http,
     ):
         yield served, http
 

@@ -511,7 +511,7 @@ class Strict(ByteTokenizer):
 def strict() -> Iterator[httpx.Client]:
     with (
         serve(tokenizer=Strict()) as served,
-        httpx.Client(base_url=served.url) as http,
+        served.http() as http,
     ):
         yield http
 

@@ -17,7 +17,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with serve(scripted("hi")) as served, httpx.Client(base_url=served.url) as http:
+    with serve(scripted("hi")) as served, served.http() as http:
         yield http
 
 

@@ -161,7 +161,7 @@ def test_a_model_that_cannot_fill_in_says_so() -> None:
 def test_prompt_logprobs_in_vllms_shape() -> None:
     """For every prompt token but the first, each choice has an object from token id to logprob,
     rank and text. Only the first choice of a prompt costs the engine anything."""
-    with serve(FakeClient()) as served, httpx.Client(base_url=served.url) as http:
+    with serve(FakeClient()) as served, served.http() as http:
         body = {"model": MODEL, "prompt": PROMPTS, "n": 2, "max_tokens": 2, "prompt_logprobs": 2}
         reply = http.post(COMPLETIONS, json=body).json()
         rows = [choice["prompt_logprobs"] for choice in reply["choices"]]
@@ -209,7 +209,7 @@ def test_token_ids_of_a_completion() -> None:
     script = listed_script(list(b"one two three"), then=257)
     with (
         serve(FakeClient(script=script, tokens_per_step=4)) as served,
-        httpx.Client(base_url=served.url) as http,
+        served.http() as http,
     ):
         for stop, expected in ((None, [*b"one two three", 257]), ("two", [*b"one two"])):
             body = {

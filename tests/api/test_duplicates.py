@@ -20,7 +20,7 @@ HEAD = f'"model": "{MODEL}"'
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with serve(admin_key="sk-admin") as served, httpx.Client(base_url=served.url) as http:
+    with serve(admin_key="sk-admin") as served, served.http() as http:
         http.headers["Authorization"] = "Bearer sk-admin"
         yield http
 

@@ -45,7 +45,7 @@ def release(served: Served, gate: asyncio.Semaphore, steps: int) -> None:
 def test_client_leaves_a_stream(n: int) -> None:
     """When the connection closes, every choice is aborted."""
     gate, client = gated()
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
         body = {**LONG, "stream": True, "n": n}
         with http.stream("POST", COMPLETIONS, json=body) as reply:
             release(served, gate, 2 * n)
@@ -75,7 +75,7 @@ def test_a_request_that_the_engine_is_too_late_for_counts_once() -> None:
 def test_client_leaves_before_the_first_token() -> None:
     """A request still waiting in the engine is aborted as well."""
     _, client = gated()
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
         with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}):
             served.until(lambda: client.inflight == 1)
         served.until(lambda: client.inflight == 0)
@@ -85,9 +85,8 @@ def test_client_leaves_before_the_first_token() -> None:
 def test_client_leaves_without_streaming() -> None:
     """The client's leaving is noticed although nothing is written before the body is complete."""
     _, client = gated()
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
-        with pytest.raises(httpx.ReadTimeout):
-            http.post(COMPLETIONS, json={**LONG, "n": 2}, timeout=0.3)
+    with serve(client) as served:
+        served.leave(COMPLETIONS, {**LONG, "n": 2}, requests=2)
         served.until(lambda: len(client.aborted) == 2)
         assert client.inflight == 0
 
@@ -136,7 +135,7 @@ def test_engine_dies_within_a_stream(path: str) -> None:
         body["prompt"] = "a"
     else:
         body["messages"] = [{"role": "user", "content": "a"}]
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
         with http.stream("POST", path, json=body) as reply:
             release(served, gate, 3)
             lines = reply.iter_lines()
@@ -154,7 +153,7 @@ def test_engine_dies_within_a_stream(path: str) -> None:
 def test_engine_dies_while_a_body_is_gathered() -> None:
     """No bytes were sent yet, so the client gets a plain 503, which it may retry."""
     gate, client = gated()
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
 
         async def post() -> httpx.Response:
             async with httpx.AsyncClient(base_url=served.url) as http:
@@ -176,7 +175,7 @@ def test_engine_dies_while_a_body_is_gathered() -> None:
 def test_engine_refuses_a_sequence() -> None:
     """The engine's finish "error" is a 500 with its message, or an error event."""
     client = FakeClient(refusal="the logits were not finite")
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
         reply = http.post(COMPLETIONS, json=LONG)
         assert reply.status_code == 500
         assert reply.json()["error"]["message"] == "the logits were not finite"
@@ -214,7 +213,7 @@ def test_a_grammar_that_allows_no_next_token(path: str, body: dict[str, Any], pa
     """A grammar that allows no next token is the client's error: a 400 that names the field, or an
     event that does not blame the server. Bug: the event of a message named the field of chat."""
     client = FakeClient(refusal="the grammar allows nothing here", bad_request=True)
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
         reply = http.post(path, json={"model": MODEL, **body})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
         assert reply.json()["error"]["message"] == "the grammar allows nothing here"
@@ -228,7 +227,7 @@ def test_a_grammar_that_allows_no_next_token(path: str, body: dict[str, Any], pa
 @pytest.mark.parametrize("state", ["starting", "draining", "lost", "failed", "stopped"])
 def test_states_that_take_no_requests(state: Any) -> None:
     """Requests get 503 with Retry-After; /ready is 503; /health only if the engine has failed."""
-    with serve(FakeClient(state=state)) as served, httpx.Client(base_url=served.url) as http:
+    with serve(FakeClient(state=state)) as served, served.http() as http:
         reply = http.post(COMPLETIONS, json=LONG)
         assert reply.status_code == 503
         assert reply.headers["retry-after"]
@@ -240,7 +239,7 @@ def test_states_that_take_no_requests(state: Any) -> None:
 
 def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
     """Events end with an empty LF line, as OpenAI's do; the last one is [DONE]."""
-    with serve() as served, httpx.Client(base_url=served.url) as http:
+    with serve() as served, served.http() as http:
         reply = http.post(COMPLETIONS, json={**LONG, "max_tokens": 3, "stream": True})
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = reply.text.split("\n\n")
@@ -255,7 +254,7 @@ def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
 def test_a_running_stream_survives_the_stop_signal() -> None:
     """A stream runs to its end; sse-starlette would cut it half a second after SIGTERM."""
     gate, client = gated()
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
         body = {**LONG, "max_tokens": 2, "stream": True}
         with http.stream("POST", COMPLETIONS, json=body) as reply:
             served.until(lambda: client.inflight == 1)

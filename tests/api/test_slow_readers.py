@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from http.client import HTTPResponse
 from typing import Any
 
-import httpx
 import pytest
 from starlette.types import Message
 
@@ -96,7 +95,7 @@ def test_pending_chunks_of_a_slow_reader_are_merged(logprobs: int | None) -> Non
 def test_a_stalled_reader_delays_nobody() -> None:
     """Others get their text beside it; when it leaves, its request is aborted once."""
     client = patient()
-    with serve(client) as served, httpx.Client(base_url=served.url) as http:
+    with serve(client) as served, served.http() as http:
         with connect(served, max_tokens=CONTEXT - 10, ignore_eos=True):
             served.until(lambda: waiting(served) > 0)
             body = {"model": MODEL, "prompt": "b", "max_tokens": 300, "stream": True}

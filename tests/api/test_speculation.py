@@ -40,7 +40,7 @@ def served() -> Iterator[Served]:
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
     served.client.set_speculation(SetSpeculation("auto"))
-    with httpx.Client(base_url=served.url, headers=bearer(ADMIN)) as http:
+    with served.http(headers=bearer(ADMIN)) as http:
         yield http
 
 

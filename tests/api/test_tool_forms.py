@@ -122,7 +122,7 @@ def test_every_token_is_reported_once() -> None:
     with serve(scripted(CALLS, tokens_per_step=3)) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "return_token_ids": True}
         body["provenance"] = True
-        with httpx.Client(base_url=served.url) as http:
+        with served.http() as http:
             [choice] = http.post(CHAT, json=body).json()["choices"]
             text = http.post(CHAT, json={**body, "stream": True}).text
     assert choice["token_ids"] == [*CALLS.encode(), EOS]

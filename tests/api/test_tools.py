@@ -73,7 +73,7 @@ def test_arguments_stream_while_they_are_written() -> None:
 def test_a_reply_without_a_call_is_as_without_tools() -> None:
     """Text, white space at both ends and half a tag are all content; the finish is "stop"."""
     text = " \n a <tool_call> that is none, and <tool \n"
-    with serve(scripted(text)) as served, httpx.Client(base_url=served.url) as http:
+    with serve(scripted(text)) as served, served.http() as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
         [choice] = http.post(CHAT, json=body).json()["choices"]
         assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
@@ -82,7 +82,7 @@ def test_a_reply_without_a_call_is_as_without_tools() -> None:
 
 def test_a_call_cut_by_the_length() -> None:
     """The arguments so far arrive, and the finish is "length"."""
-    with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
+    with serve(scripted(CALLS)) as served, served.http() as http:
         size = CALLS.encode().index(b"rich")
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "max_tokens": size}
         [choice] = http.post(CHAT, json=body).json()["choices"]
@@ -96,7 +96,7 @@ def test_a_call_cut_by_the_length() -> None:
 def test_half_a_call_that_was_required_is_no_content(choice: Any, cut: dict[str, Any]) -> None:
     """Bug: a stop string within the tag of a required call left `<tool_call>{"` as content."""
     call = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'
-    with serve(scripted(call)) as served, httpx.Client(base_url=served.url) as http:
+    with serve(scripted(call)) as served, served.http() as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "tool_choice": choice, **cut}
         [reply] = http.post(CHAT, json=body).json()["choices"]
         assert reply["message"] == {"role": "assistant", "content": "", "refusal": None}
@@ -107,7 +107,7 @@ def test_logprobs_of_calls() -> None:
     """Entries cover the generated text, calls and tags included, streamed or not."""
     with serve(scripted(CALLS, tokens_per_step=3)) as served:
         body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "logprobs": True}
-        with httpx.Client(base_url=served.url) as http:
+        with served.http() as http:
             [choice] = http.post(CHAT, json=body).json()["choices"]
             text = http.post(CHAT, json={**body, "stream": True}).text
     entries = choice["logprobs"]["content"]
@@ -122,7 +122,7 @@ def test_logprobs_of_calls() -> None:
 
 def test_a_stop_string_sees_the_text_as_it_was_written() -> None:
     """A stop string may match a call's tag and so end the reply between two calls."""
-    with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
+    with serve(scripted(CALLS)) as served, served.http() as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "stop": "</tool_call>"}
         [choice] = http.post(CHAT, json=body).json()["choices"]
         assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["get_weather"]
@@ -131,7 +131,7 @@ def test_a_stop_string_sees_the_text_as_it_was_written() -> None:
 
 def test_the_prompt_lists_tools_unless_tool_choice_is_none() -> None:
     """With tool_choice "none" the prompt has no tools, and what looks like a call is text."""
-    with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
+    with serve(scripted(CALLS)) as served, served.http() as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
         http.post(CHAT, json=body)
         prompt = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()

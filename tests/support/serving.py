@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,9 +45,13 @@ class QuickServer(uvicorn.Server):
         self._ended.set()
 
     async def main_loop(self) -> None:
-        ticking = asyncio.create_task(super().main_loop())
-        await self._ended.wait()
-        ticking.cancel()
+        tasks = [
+            asyncio.create_task(super().main_loop()),
+            asyncio.create_task(self._ended.wait()),
+        ]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -81,7 +86,16 @@ class Served:
         """Run a function in the server's event loop."""
         self.loop.call_soon_threadsafe(function, *args)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    def leave(self, path: str, body: dict[str, Any], *, requests: int = 1) -> None:
+        """Post a body, and leave as soon as it is so many requests of the engine."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as asking:
+            asking.sendall(head.encode() + content)
+            self.until(lambda: self.client.inflight == requests)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until `condition` is true; fails after `seconds`."""
         pause = threading.Event()
         for _ in range(int(seconds / 0.01)):
