@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment, Start, Window
+from engine.step import profiling
 from engine.step.profiling import ALIKE, LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
@@ -176,15 +177,24 @@ class _Placed(_Timed):
 
 
 class _Slow(_Timed):
-    """Sleeps `takes` seconds per row. `counts` counts forwards by rows."""
+    """Takes `takes` seconds per row by its clock. `counts` counts forwards by rows."""
 
     def __init__(self, takes: float) -> None:
-        self._takes, self.counts = takes, Counter[int]()
+        self._takes, self.counts, self.clock = takes, Counter[int](), _Clock()
 
     def forward(self, segments: Sequence[Segment]) -> None:
         super().forward(segments)
         self.counts[len(segments[0].tokens)] += 1
-        time.sleep(self._takes * len(segments[0].tokens))
+        self.clock.now += self._takes * len(segments[0].tokens)
+
+
+class _Clock:
+    """Stands still but for what forwards take, whatever else this machine does."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
 
 
 class _Cache:
@@ -206,7 +216,8 @@ def _profile(
     config = EngineConfig.model_validate(settings)
     runner = cast(ModelRunner, timed or _Timed())
     drafter = cast(ModelRunner, draft) if draft else runner
-    return profile_at_start(config, runner, drafter, cast(KVCache, _Cache(block_size)), longest)
+    with patch.object(profiling, "time", getattr(timed, "clock", _Clock())):
+        return profile_at_start(config, runner, drafter, cast(KVCache, _Cache(block_size)), longest)
 
 
 def test_one_sequence_is_measured_with_draft_tokens_too() -> None:
