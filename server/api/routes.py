@@ -30,7 +30,6 @@ EVENT = {
     "required": ["data"],
 }  # one event; `data` is JSON or [DONE]
 SCHEMAS = "#/components/schemas/"
-ERRORS = (replies.Error, replies.MessagesError)
 NO_SUCH = ("HTTPValidationError", "ValidationError")  # of FastAPI's own validation, not used
 Responses = dict[int | str, dict[str, Any]]
 
@@ -133,9 +132,8 @@ def document(app: FastAPI, services: Services) -> dict[str, Any]:
     schemas = found["components"]["schemas"]
     for name in NO_SUCH:
         schemas.pop(name, None)
-    adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in ERRORS]
-    _, errors = TypeAdapter.json_schemas(adapters, ref_template=SCHEMAS + "{model}")
-    schemas |= errors["$defs"]
+    errors = TypeAdapter[Any](replies.Error | replies.MessagesError)
+    schemas |= errors.json_schema(mode="serialization", ref_template=SCHEMAS + "{model}")["$defs"]
     known: dict[str, dict[str, Any]] = {"ModelName": {"enum": list(services.config.model_names)}}
     if ready is not None:
         known |= {
