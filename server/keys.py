@@ -92,8 +92,7 @@ class Tenant:
         """Return (reason, seconds to wait) if it may not send a request now, else None."""
         most = self.row.concurrency
         if most is not None and self.running >= most:
-            text = f"allows {most} requests at a time, and as many are running"
-            return f"the key `{self.name}` {text}", 1.0
+            return f"the key `{self.name}` allows {most} requests at a time, and as many run", 1.0
         for what, bucket in self._buckets.items():
             if bucket.left < 1:
                 text = f"has {bucket.per_minute} {what} a minute, and they are used up"

@@ -9,6 +9,7 @@ apply to POST only, before the body is read.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import ExitStack
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,21 +47,24 @@ class ApiKey:
             error = ApiError(429, message, code="rate_limit_exceeded", retry_seconds=seconds)
             await respond(error, scope["path"])(scope, receive, _with_limits(send, tenant))
         else:
-            with tenant.request():
-                await self._app(scope, receive, _with_limits(send, tenant))
+            with ExitStack() as running:
+                running.enter_context(tenant.request())
+                await self._app(scope, receive, _with_limits(send, tenant, running))
 
 
-def _with_limits(send: Send, tenant: Tenant) -> Send:
-    """Return a `send` that adds the remaining limits to the response headers."""
-    if not tenant.headers:
+def _with_limits(send: Send, tenant: Tenant, running: ExitStack | None = None) -> Send:
+    """Return a `send` that adds the remaining limits, and closes `running` before the end."""
+    if not tenant.headers and tenant.row.concurrency is None:
         return send
 
-    async def add_headers(message: Message) -> None:
+    async def limited(message: Message) -> None:
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message).update(tenant.headers)
+        elif running is not None and not message.get("more_body"):
+            running.close()  # the client's next request may follow at once
         await send(message)
 
-    return add_headers
+    return limited
 
 
 def check_admin(headers: Headers, *, keyring: Keyring, key: str | None) -> None:
@@ -86,5 +90,4 @@ def _find_tenant(headers: Headers, keyring: Keyring) -> Tenant | None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if not scheme:
         scheme, given = "bearer", headers.get("x-api-key", "")
-    tenant = keyring.find(given.strip())
-    return tenant if scheme.lower() == "bearer" else None
+    return keyring.find(given.strip()) if scheme.lower() == "bearer" else None

@@ -16,7 +16,7 @@ from openai import OpenAI, RateLimitError
 
 from server.api.auth import ApiKey
 from server.config import ServerConfig
-from server.keys import Keyring
+from server.keys import Keyring, new_key
 from server.listening import http_server
 from server.observe.metrics import Metrics
 from tests.support.fake_client import FakeClient, make_ready
@@ -148,6 +148,33 @@ def test_the_key_is_named_in_the_scope(tmp_path: Path) -> None:
     asyncio.run(main())
     assert [state["key_name"] for state in seen] == ["default"]
     assert "sk" not in str(seen)
+
+
+def test_a_place_is_free_once_the_client_has_the_end(tmp_path: Path) -> None:
+    """Bug: with one request at a time, the next one got a 429 now and then if it came as soon as
+    the client had the end of a stream: the place was given back only some moments later."""
+    path, running = tmp_path / "keys.toml", list[int]()
+    key, lines = new_key("single")
+    path.write_text(f"{lines}concurrency = 1\n")
+    keyring = Keyring(ServerConfig(api_keys_file=str(path)))
+    tenant = keyring.find(key)
+    assert tenant is not None
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for more in (True, False):
+            await send({"type": "http.response.body", "body": b"", "more_body": more})
+
+    async def send(message: Any) -> None:
+        running.append(tenant.running)
+
+    async def main() -> None:
+        gate = ApiKey(app, keyring=keyring, open_paths=(), metrics=Metrics())
+        headers = [(b"authorization", f"Bearer {key}".encode())]
+        await gate({"type": "http", "method": "POST", "path": "/", "headers": headers}, None, send)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert running == [1, 1, 0]
 
 
 @pytest.mark.parametrize("of", ["request", "server"])
