@@ -306,7 +306,15 @@ class ProposalModel:
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
         """Learn from tokens compared with the text generated at K = 0. After each wrong token a new
-        proposal would have begun."""
+        proposal would have begun. Trees: each list holds the nodes of one."""
+        if self._trees:
+            k = max(map(len, agreements))
+            for compared in agreements:
+                hits = [node for node, (_, hit) in enumerate(compared) if hit]
+                outcome = Outcome(len(compared), len(compared), len(hits), hits)
+                self.add(k, [outcome], [[confidence for confidence, _ in compared]])
+            self.learn()
+            return
         self.acceptance.learn_compared([[hit for _, hit in compared] for compared in agreements])
         for compared in agreements:
             self._calibration.learn((self._odds[0], *each) for each in compared)

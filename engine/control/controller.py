@@ -6,7 +6,6 @@ AdaptiveK, which estimates, is in `adaptive`. No clock and no randomness: second
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
@@ -20,8 +19,7 @@ from engine.scheduling.step_record import StepRecord
 _LIKELIER_THAN_NOT = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """The load of the next step: how many sequences will sample, and a function for their mean
     length in tokens. It is slow, so it is called only if needed (None: not known). `resumed`: the
     controller decides again after an operator's override."""
@@ -69,30 +67,24 @@ class KController(Protocol):
 
     def choose(self, load: Load) -> Choice:
         """Return the choice for the next step."""
-        ...
 
     def keeps_drafting(self, confidences: Confidences) -> bool:
         """Whether to run one more draft step. Called between draft steps, if each is a forward of
         its own, with the confidences so far of the sequences that may get more tokens."""
-        ...
 
     def kept_counts(self, confidences: Confidences) -> list[int]:
         """Return, for each drafted sequence, how many of its first tokens are worth a target row.
         Called once per step, after drafting."""
-        ...
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         """Return, for each sequence, the places among its kept tokens at which the second-best
         token is worth a row too, best first. Called after `kept_counts`."""
-        ...
 
     def update(self, record: StepRecord) -> None:
         """Learn from the step after the last choice."""
-        ...
 
     def estimates(self) -> Estimates:
         """Return a new object with the estimates of the last choice, for the front end."""
-        ...
 
 
 class FixedK:

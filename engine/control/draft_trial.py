@@ -10,7 +10,7 @@ deviations by the tokens on which they differ. After `ENOUGH` tokens it stays. P
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ _MARGIN = 0.9  # costs are not measured more precisely on a busy machine
 _DEVIATIONS = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Whether the new draft stays. `words`: the evidence, for the log."""
 
     stays: bool

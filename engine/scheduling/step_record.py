@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     """The main proposer's result for one sequence in one step. `offered`: draft tokens; `tried`:
     how many are known to be right or wrong, up to the first wrong one (a token left out of the
     forward is compared with the committed one); `right`: how many of those were right. `path`: the
-    accepted nodes of a tree; in a chain they are the first ones."""
+    right nodes of a tree; in a chain they are the first ones."""
 
     offered: int
     tried: int
@@ -47,7 +47,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     tokens known to be right or wrong, in chains up to the first wrong one (as in Outcome); `right`:
     how many of these were right; `confidences`: of the tried, or empty. `forced`: proposed tokens
     that the grammar added, and how many were accepted. In a tree: `depths` of the proposed and,
-    unless it is a chain with leaves, the `path` of accepted nodes. `second_best`: whether the
+    unless it is a chain with leaves, the `path` of right nodes. `second_best`: whether the
     second-best token in place of the first wrong one was right (1) or not (-1); 0: not known.
     """
 
@@ -75,7 +75,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
     """Draft tokens that were not verified but compared with the text in hindsight: (confidence,
-    right) of each, from the generated position `position` on."""
+    right) of each, from the generated position `position` on; or of each node of a tree there."""
 
     request: int
     position: Count
@@ -179,5 +179,5 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def agreements(self) -> list[list[tuple[float, bool]]]:
-        """Return (confidence, right) of tokens compared in hindsight, at consecutive positions."""
+        """Return (confidence, right) of tokens compared in hindsight, by sequence, or by tree."""
         return [each.compared for each in self.hindsight]

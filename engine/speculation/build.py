@@ -62,7 +62,7 @@ def build_proposer(
     cache: KVCache,
     clock: Callable[[], float],
     keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-    compares: Callable[[], bool] | None = None,
+    compares: Callable[[], bool] = lambda: True,
 ) -> Proposer:
     """Return the main proposer. `draft`: the runner of a draft model; `cache`: the target's."""
     speculation, vocab = config.speculation, pair.target.vocab_size
@@ -74,14 +74,14 @@ def build_proposer(
         case SuffixConfig():
             return _suffix(speculation.remembered_tokens)
         case LookaheadConfig() as lookahead:
-            return LookaheadProposer(lookahead)
+            return LookaheadProposer(lookahead, compares=compares)
         case MedusaConfig(choices=choices):
             assert (heads := pair.heads) is not None
             return MedusaProposer(heads, processor, choices=choices or heads.choices, clock=clock)
         case EagleConfig(depth=depth):
             assert (eagle := pair.eagle) is not None
             return EagleProposer(
-                eagle, processor, cache, depth=depth, vocab_size=vocab, clock=clock
+                eagle, processor, cache, compares, depth=depth, vocab_size=vocab, clock=clock
             )
         case DraftModelConfig(kind=name) | SelfConfig(kind=name):
             assert draft is not None

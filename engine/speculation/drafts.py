@@ -9,7 +9,7 @@ requests whose logits are merely scaled, since history-dependent processing woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 
 import msgspec
@@ -22,6 +22,7 @@ from engine.scheduling.step_record import Agreement
 from engine.speculation.proposal import Proposal
 
 MOST_ROWS, MOST_OF_ALL = 32, 96  # maximum rows compared: per sequence, in total
+MOST_TREES = 4  # maximum trees compared per sequence; more cost more than they gain
 
 
 class Draft(msgspec.Struct):
@@ -131,6 +132,20 @@ def compared_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], li
         row += count + 1
         last.append(row - 1)
     return compared, last
+
+
+def tree_agreements(trees: Iterable[tuple[Sequence, int, Proposal]]) -> list[Agreement]:
+    """Return how trees compare with the committed tokens from an index on, by which they are in
+    order. Leaves out those within the accepted tokens of another, as consecutive rounds would."""
+    results, after = list[Agreement](), dict[Sequence, int]()
+    for seq, first, tree in trees:
+        if first >= after.get(seq, 0):
+            path, known = tree.along(seq.tokens[first:])
+            confidences = tree.confidences or [0.0] * known
+            nodes = [(confidences[node], node in path) for node in range(known)]
+            results.append(Agreement(seq.number, first - seq.num_prompt, nodes))
+            after[seq] = first + len(path) + 1
+    return results
 
 
 def agreements(compared: Seq[Rows], tokens: Seq[float], margins: Seq[float]) -> list[Agreement]:

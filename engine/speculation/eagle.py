@@ -32,7 +32,8 @@ from engine.sampling.row_params import to_device
 from engine.scheduling.segment import HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log_odds
+from engine.speculation.drafts import MOST_TREES, tree_agreements
+from engine.speculation.proposal import EMPTY, UNREADY, Proposal, Proposer, Verified, log_odds
 
 Candidates = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
 
@@ -62,19 +63,26 @@ class _State:
 @dataclass(slots=True)
 class _Tree:
     """A proposal being built. The last `pending` entries before position `before` are missing, and
-    are made first. By node: token, parent, the row of the output that predicted it, and the sum of
-    its path's log-chances. By extended node (-1: the last committed token): its path's entries."""
+    are made first; what `compared` of these before the last one predict is compared with the text.
+    By node: token, parent, the row of the output that predicted it, and the sum of its path's
+    log-chances. By extended node (-1: the last committed token): its path's entries."""
 
     seq: Sequence
     k: int
     before: int
     pending: int
+    compared: int = 0
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     sums: list[float] = field(default_factory=list)
     entries: dict[int, list[int]] = field(default_factory=lambda: {-1: []})
     frontier: list[int] = field(default_factory=lambda: [-1])  # nodes to extend next
+
+    def and_earlier(self) -> list[_Tree]:
+        """Return trees of one node for the entries to compare, then this tree."""
+        ends = range(self.before - self.compared, self.before)
+        return [*(_Tree(self.seq, 1, end, 0) for end in ends), self]
 
     def best(self) -> list[int]:
         """Return at most k nodes, the likeliest first, each after its parent."""
@@ -108,7 +116,8 @@ class _Tree:
 
 
 class EagleProposer(Proposer):
-    """`depth`: maximum levels of a tree. Adds a KV plane of its own to `cache`."""
+    """`depth`: maximum levels of a tree; `compares`: whether this step's `agreements` are needed.
+    Adds a KV plane of its own to `cache`."""
 
     name = "eagle"
     learns = True
@@ -118,13 +127,14 @@ class EagleProposer(Proposer):
         head: EagleHead,
         processor: LogitsProcessor,
         cache: KVCache,
+        compares: Callable[[], bool],
         *,
         depth: int,
         vocab_size: int,
         clock: Callable[[], float],
     ) -> None:
         self._head, self._processor, self._clock = head, processor, clock
-        self._depth, self._ids = depth, head.target_ids.int()
+        self._depth, self._ids, self._compares = depth, head.target_ids.int(), compares
         self.hidden = HiddenRows(head.layers, every=True)
         blocks, size = cache.num_blocks + (cache.padding_block is not None), cache.block_size
         self._plane = cache.planes[_PLANE] = cache.planes.get(_PLANE) or Plane(
@@ -136,14 +146,16 @@ class EagleProposer(Proposer):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Return a tree of k nodes, or fewer if the levels have no more, for each sampling chunk
         whose hidden states are known up to its last token but one."""
-        began = self._clock()
+        began, self.agreements = self._clock(), []
         trees = [self._tree(c.seq, c.k) for c in chunks if c.samples and c.k and self._ready(c.seq)]
         self.catch_up_rows = sum(tree.pending - 1 for tree in trees)
+        for tree in trees if self._compares() else ():
+            tree.compared = min(tree.pending - 1, tree.seq.num_output, MOST_TREES)
         for group in _of_like_size(trees):
             self._grow(group)
         proposals = {tree.seq: tree.proposal(self.name) for tree in trees}
         self.forward_seconds = self._clock() - began
-        return [proposals.get(chunk.seq, EMPTY) if chunk.samples else EMPTY for chunk in chunks]
+        return [proposals.get(c.seq, UNREADY) if c.samples and c.k else EMPTY for c in chunks]
 
     @torch.inference_mode()
     def learn(self, verified: Seq[Verified]) -> None:
@@ -177,21 +189,25 @@ class EagleProposer(Proposer):
     @torch.inference_mode()
     def _grow(self, trees: Seq[_Tree]) -> None:
         """Build trees together: per level one forward, one copy to the device and one back."""
-        rows, text, keys, values, *noise = self._add_committed(trees, self._noise(trees, 0))
+        every = [each for tree in trees for each in tree.and_earlier()]
+        rows, text, keys, values, *noise = self._add_committed(trees, self._noise(every, 0))
         for level in range(self._depth):
             candidates = enumerate(self._predict(rows, noise))
-            for tree in [tree for tree in trees if tree.frontier]:
+            for tree in [tree for tree in every if tree.frontier]:
                 tree.add(candidates, level, last=level + 1 >= min(self._depth, tree.k))
             if not any(tree.frontier for tree in trees):
                 break
             rows, *noise = self._extend(trees, level, rows, text, keys, values)
+        late = [each for each in every if each.before < each.seq.num_tokens - 1]
+        found = tree_agreements((each.seq, each.before + 1, each.proposal("")) for each in late)
+        self.agreements = [*self.agreements, *found]
 
     def _noise(self, trees: Seq[_Tree], level: int) -> list[Numbers]:
         """Return the `noise_numbers` of the rows that predict this level."""
-        seqs = [tree.seq for tree in trees for _ in tree.frontier]
-        scales = np.array([self._processor.fields(seq).scale for seq in seqs])
-        positions = np.array([seq.num_tokens + level for seq in seqs])
-        return noise_numbers(scales, [seq.params.seed for seq in seqs], positions)
+        each = [tree for tree in trees for _ in tree.frontier]
+        scales = np.array([self._processor.fields(tree.seq).scale for tree in each])
+        positions = np.array([tree.before + 1 + level for tree in each])
+        return noise_numbers(scales, [tree.seq.params.seed for tree in each], positions)
 
     def _predict(self, rows: Tensor, noise: Seq[Tensor]) -> list[Candidates]:
         """Return candidate tokens after each row of `[rows, width]`."""
@@ -206,9 +222,9 @@ class EagleProposer(Proposer):
     # -- the layer ---------------------------------------------------------------------------------
 
     def _add_committed(self, trees: Seq[_Tree], noise: Seq[Numbers] = ()) -> list[Tensor]:
-        """Make the committed entries. Return the layer's output for each tree's last one; which
-        slots have entries, bool `[trees, 1, slots]`; keys and values `[kv_heads, trees, slots and
-        room for nodes, dim]`; and `noise` on the device."""
+        """Make the committed entries. Return the layer's output for those to compare and the last
+        one of each tree; which slots have entries, bool `[trees, 1, slots]`; keys and values
+        `[kv_heads, trees, slots and room for nodes, dim]`; and `noise` on the device."""
         size, levels = self._plane.block_size, min(self._depth, max(tree.k for tree in trees))
         length = -(-max(tree.before for tree in trees) // size)  # in blocks
         every = np.arange(length - (-_BREADTH * levels // size))
@@ -223,7 +239,9 @@ class EagleProposer(Proposer):
         numbers = [np.concatenate(parts) for parts in zip(*each, strict=True)]
         table, cells = _table([tree.pending for tree in trees])
         until = np.c_[numbers[1][table], [tree.before - 1 for tree in trees]][:, :, None]
-        sent = to_device(self._head.device, [*numbers, table, cells, table.max(1), until, *noise])
+        ends = zip(table.max(1), trees, strict=True)
+        shown = np.concatenate([np.arange(end - tree.compared, end + 1) for end, tree in ends])
+        sent = to_device(self._head.device, [*numbers, table, cells, shown, until, *noise])
         words, where, slots, pages, *grid, last, bounds = sent[:8]
         visible = torch.arange(length * size, device=bounds.device) <= bounds
         kept = list[Tensor]()

@@ -13,13 +13,14 @@ target's token is its draw with the noise of that position. No torch, no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import islice
 
 from engine.config import LookaheadConfig
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
+from engine.speculation.drafts import MOST_TREES, tree_agreements
 from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified
 
 Gram = tuple[int, ...]
@@ -129,13 +130,13 @@ class _State:
         self.window = Window(width, self._ngram, _repeated(tokens, width + self._ngram - 3))
         self.pool = Pool(config.guesses, config.pool)
         first = max(len(tokens) - config.pool - self._ngram, 0)
-        self._end = first + self._ngram - 1  # end of the last n-gram added to the pool
+        self.end = first + self._ngram - 1  # end of the last n-gram added to the pool
 
-    def read(self, tokens: list[int]) -> None:
-        """Add the n-grams of tokens committed since the last call."""
-        for end in range(self._end + 1, len(tokens) + 1):
+    def read(self, tokens: list[int], length: int) -> None:
+        """Add the n-grams of the first `length` tokens that were committed since the last call."""
+        for end in range(self.end + 1, length + 1):
             self.pool.add(tuple(tokens[end - self._ngram : end]))
-            self._end = end
+            self.end = end
 
 
 def _repeated(tokens: list[int], last: int) -> Iterator[int]:
@@ -148,15 +149,18 @@ def _repeated(tokens: list[int], last: int) -> Iterator[int]:
 
 class LookaheadProposer(Proposer):
     """If K is too small for everything, all n-grams but one are left out first, then the window,
-    which then does not move."""
+    which then does not move. `compares`: whether this step's `agreements` are needed."""
 
     name, learns, every_node = "lookahead", True, True
 
-    def __init__(self, config: LookaheadConfig) -> None:
-        self._config = config
+    def __init__(
+        self, config: LookaheadConfig, *, compares: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._config, self._compares = config, compares
         self._states: dict[Sequence, _State] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        self.agreements = []
         return [self._proposal(chunk) if chunk.k and chunk.samples else EMPTY for chunk in chunks]
 
     def learn(self, verified: Seq[Verified]) -> None:
@@ -173,20 +177,28 @@ class LookaheadProposer(Proposer):
         self._states.pop(seq, None)
 
     def _proposal(self, chunk: Chunk) -> Proposal:
-        state = self._states.get(chunk.seq)
+        seq, state, last = chunk.seq, self._states.get(chunk.seq), chunk.seq.num_tokens
         if state is None:
-            state = self._states[chunk.seq] = _State(chunk.seq.tokens, self._config, chunk.k)
-        state.read(chunk.seq.tokens)
-        window, grams = state.window, state.pool.continuations(chunk.seq.tokens[-1])
+            state = self._states[seq] = _State(seq.tokens, self._config, chunk.k)
+        if self._compares():
+            places = range(max(state.end + 1, seq.num_prompt, last - MOST_TREES), last)
+            late = ((seq, at, self._tree(state, seq.tokens, at, chunk.k)) for at in places)
+            self.agreements = [*self.agreements, *tree_agreements(late)]
+        return self._tree(state, seq.tokens, last, chunk.k)
+
+    def _tree(self, state: _State, tokens: list[int], length: int, k: int) -> Proposal:
+        """Return the proposal after the first `length` tokens."""
+        state.read(tokens, length)
+        window, grams = state.window, state.pool.continuations(tokens[length - 1])
         levels, tree = len(window.levels), Tree()
         least = self._config.ngram - 1 if grams else 0  # nodes for n-grams
-        columns = min(max(chunk.k + 1 - least, 0) // levels, window.columns)
+        columns = min(max(k + 1 - least, 0) // levels, window.columns)
         if window.is_full and columns < window.columns:
             columns = 0
         for gram in grams:
-            tree.add(gram, chunk.k - max(columns * levels - 1, 0))
+            tree.add(gram, k - max(columns * levels - 1, 0))
         for column in range(columns):
-            tree.add(window.path(column), chunk.k)
+            tree.add(window.path(column), k)
         return tree.proposal(self.name)
 
 

@@ -27,7 +27,7 @@ from engine.sampling.row_params import to_device
 from engine.scheduling.segment import LAST, HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log_odds
+from engine.speculation.proposal import EMPTY, UNREADY, Proposal, Proposer, Verified, log_odds
 
 Path = tuple[int, ...]  # rank of the token at each head in turn
 
@@ -60,7 +60,7 @@ class MedusaProposer(Proposer):
         self.forward_seconds = 0.0
         ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._ready(chunk.seq)]
         if not ready:
-            return [EMPTY] * len(chunks)
+            return [UNREADY if chunk.samples and chunk.k else EMPTY for chunk in chunks]
         began = self._clock()
         tokens, logs = self._draft([chunk.seq for chunk in ready])
         self.forward_seconds = self._clock() - began
@@ -68,7 +68,7 @@ class MedusaProposer(Proposer):
             chunk.seq: self._tree(each, chances, chunk.k)
             for chunk, each, chances in zip(ready, tokens, logs, strict=True)
         }
-        return [trees.get(chunk.seq, EMPTY) if chunk.samples else EMPTY for chunk in chunks]
+        return [trees.get(c.seq, UNREADY) if c.samples and c.k else EMPTY for c in chunks]
 
     def learn(self, verified: Seq[Verified]) -> None:
         """Store the state of the row from which each sequence's newest token was drawn."""

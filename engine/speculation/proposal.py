@@ -66,6 +66,19 @@ class Proposal(msgspec.Struct, frozen=True):
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def along(self, text: Seq[int]) -> tuple[list[int], int]:
+        """Return the nodes whose paths `text` begins with, and how many of the first nodes it shows
+        to be right or wrong: all, unless it ends after a right node with children."""
+        path, depths = list[int](), {-1: 0}
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            depth = depths.get(parent, -1)
+            if depth == len(text):
+                return path, node
+            if depth >= 0 and text[depth] == token:
+                depths[node] = depth + 1
+                path.append(node)
+        return path, len(self.tokens)
+
     def trim(self, size: int) -> Proposal:
         """Return the first `size` nodes; a prefix of a topological order is a tree."""
         if size >= len(self.tokens):
@@ -100,6 +113,9 @@ def chain(tokens: Seq[int], source: str) -> Proposal:
 
 
 EMPTY = Proposal()
+UNREADY = Proposal(
+    source="unready"
+)  # the proposer lacks a state: says nothing about how good it is
 
 
 def log_odds(chance: float) -> float:

@@ -11,7 +11,7 @@ from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.scheduling.step_record import SequenceStep, StepRecord
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
-from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal
+from engine.speculation.proposal import EMPTY, GRAMMAR
 from engine.step.acceptance import Sampled
 from engine.step.clock import Overhead
 
@@ -80,11 +80,13 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Seq
     if not draft.tokens:
         return SequenceStep(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0,
             finish, source, bounded)  # fmt: skip
-    tried, right = _compare(draft, item)
-    tried = len(draft) if trees and right < tried and draft.branches is None else tried
+    if trees and not source:
+        path, tried = draft.along(item.tokens)
+        right = len(path)
+    else:
+        (tried, right), path = _compare(draft.tokens, item.tokens), []
     forced = _forced(item) if proposal.forced else (0, 0)
     depths = [] if proposal.branches is None else proposal.depths()
-    path = [] if draft.branches is None else item.path[:accepted]
     second_best = 0
     if tried > right and draft.second_best:
         second_best = 1 if draft.second_best[right] == item.tokens[right] else -1
@@ -93,13 +95,10 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Seq
         draft.confidences[:tried], forced, depths, path, second_best)  # fmt: skip
 
 
-def _compare(draft: Proposal, item: Sampled) -> tuple[int, int]:
+def _compare(draft_tokens: list[int], tokens: list[int]) -> tuple[int, int]:
     """Return (tried, right): how many draft tokens are known to be right or wrong, and how many
     were right. Tokens left out of the forward are compared with the committed tokens."""
-    draft_tokens, tokens, right = draft.tokens, item.tokens, 0
-    if draft.branches is not None:
-        return len(item.proposal), item.num_accepted
-    most = len(draft_tokens) if len(draft_tokens) < len(tokens) else len(tokens)
+    right, most = 0, len(draft_tokens) if len(draft_tokens) < len(tokens) else len(tokens)
     while right < most and draft_tokens[right] == tokens[right]:
         right += 1
     return right + 1 if right < most else most, right

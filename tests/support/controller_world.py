@@ -203,9 +203,10 @@ RANKS = (0.5, 0.2, 0.1)  # probability of a tree's first, second and third candi
 
 @dataclass
 class Trees(World):
-    """A proposer of trees that cost nothing: as many candidates per depth as RANKS, the likeliest
-    paths first."""
+    """A proposer of trees that cost nothing: per depth a candidate for each chance in `ranks`, the
+    likeliest paths first."""
 
+    ranks: tuple[float, ...] = RANKS
     paths: list[tuple[int, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -214,11 +215,21 @@ class Trees(World):
         while len(self.paths) < 32:
             best = max(open_paths, key=self.chance)
             open_paths.remove(best)
-            open_paths += [(*best, rank) for rank in range(len(RANKS))]
+            open_paths += [(*best, rank) for rank in range(len(self.ranks))]
             self.paths += [best] if best else []
 
     def chance(self, path: tuple[int, ...]) -> float:
-        return math.prod(RANKS[rank] for rank in path)
+        return math.prod(self.ranks[rank] for rank in path)
+
+    def accepted(self, k: int) -> list[int]:
+        """Draw which of the first k nodes are accepted."""
+        path, at = list[int](), tuple[int, ...]()
+        while True:
+            [rank] = self.random.choices(range(4), [*self.ranks, 1 - sum(self.ranks)])
+            at = (*at, rank)
+            if at not in self.paths[:k]:
+                return path
+            path.append(self.paths.index(at))
 
     def rate(self, k: int) -> float:
         tokens = 1 + sum(map(self.chance, self.paths[:k]))
@@ -231,13 +242,7 @@ class Trees(World):
         k = choice.k
         parts, nodes = list[SequenceStep](), self.paths[:k]
         for _ in range(self.batch):
-            path, at = list[int](), tuple[int, ...]()
-            while True:
-                [rank] = self.random.choices(range(4), [*RANKS, 1 - sum(RANKS)])
-                at = (*at, rank)
-                if at not in nodes:
-                    break
-                path.append(nodes.index(at))
+            path = self.accepted(k)
             parts.append(
                 SequenceStep(0, 0, CONTEXT, k=k, drafted=k, proposed=k, accepted=len(path),
                     path=path, tokens=len(path) + 1, tried=k, right=len(path),

@@ -191,3 +191,29 @@ def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_proposed_f
     assert set(proposer._states) == {seq}
     proposer.forget(seq)
     assert not proposer._states
+
+
+def test_hindsight_is_what_it_would_have_proposed() -> None:
+    """Law: after steps at K = 0, each tree is judged that it would have proposed in consecutive
+    rounds since then, from the pool of that time; a tree without nodes counts, too."""
+    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 9, 1, 2, 3, 7, 1, 2]
+    proposer, other, hits = proposer_of(3), proposer_of(3), list[bool]()
+    seq, again = sequence(text[:6]), sequence(text[:6])
+    for each, asked in ((proposer, seq), (other, again)):
+        propose(each, asked, 6)
+        assert not each.agreements
+    for begin in range(6, len(text), 5):
+        seq.tokens, at = text[: begin + 5], begin + 1  # the token at `begin` was verified
+        propose(proposer, seq, 6)
+        for found in proposer.agreements:
+            again.tokens = text[:at]
+            path, known = propose(other, again, 6).along(seq.tokens[at:])
+            assert found.position == at - 6
+            assert found.hits == [node in path for node in range(known)]
+            at, hits = at + 1 + len(path), hits + found.hits
+        assert at >= len(seq.tokens)
+    assert 3 < sum(hits) < len(hits)
+
+
+def proposer_of(ngram: int) -> LookaheadProposer:
+    return LookaheadProposer(LookaheadConfig(window=2, ngram=ngram, guesses=2))

@@ -37,6 +37,26 @@ def test_depths_follow_the_parents() -> None:
     assert TREE.depths() == [1, 1, 2, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("text", "path", "known"),
+    [
+        ([10, 11, 12, 5], [0, 2, 4], 5),
+        ([10, 11, 12], [0, 2, 4], 5),
+        ([10, 11], [0, 2], 4),
+        ([10, 9], [0], 5),
+        ([20], [1], 3),
+        ([9], [], 5),
+        ([], [], 0),
+    ],
+)
+def test_a_text_shows_nodes_to_be_right_or_wrong(
+    text: list[int], path: list[int], known: int
+) -> None:
+    """Law: a node is wrong if its token or one before it is, right if none is; what comes after the
+    text is not known, nor anything behind it in the tree's order."""
+    assert TREE.along(text) == (path, known)
+
+
 @pytest.mark.parametrize("size", range(7))
 def test_a_trimmed_tree_is_a_tree_with_the_same_branches(size: int) -> None:
     prefix = TREE.trim(size)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
-from engine.control.acceptance import AcceptanceEstimate
+import pytest
+from msgspec.structs import replace
+
+from engine.control.acceptance import AcceptanceEstimate, ProposalModel
 from engine.control.adaptive import AdaptiveK
+from engine.control.controller import Choice, KController, Load
 from engine.control.profile import Profile
-from engine.scheduling.step_record import Outcome
+from engine.scheduling.step_record import Agreement, Outcome, StepRecord
+from engine.speculation.drafts import MOST_TREES
 from tests.support.controller_world import Trees, play
 
-NODES = 24
+NODES, TOKENS = 24, 400  # nodes of a tree; tokens of a text, for each sequence
+SEEDS = 4
 
 
 def adaptive(world: Trees) -> AdaptiveK:
@@ -57,3 +65,63 @@ def test_no_tree_where_it_loses() -> None:
     play(controller, world, 400)
     trace = play(controller, world, 1500)
     assert trace.rate > 0.98 * world.rate(0)
+
+
+def test_trees_compared_in_hindsight_count_like_verified_ones() -> None:
+    """Law: a tree that was compared with the text counts like a verified one with as many nodes."""
+    seen, compared = ProposalModel(4, trees=True), ProposalModel(4, trees=True)
+    for hits in ([True, False, True], [False, True, False], [False, False, False]) * 20:
+        path = [node for node, hit in enumerate(hits) if hit]
+        seen.add(3, [Outcome(3, 3, len(path), path)], [[1.0, 0.5, 0.0]])
+        seen.learn()
+        compared.learn_in_hindsight([[(1.0, hits[0]), (0.5, hits[1]), (0.0, hits[2])]])
+    for model in (seen, compared):
+        model.refresh()
+    assert compared.acceptance.chances() == pytest.approx(seen.acceptance.chances())
+    assert compared.chances.mean(0) == pytest.approx(seen.chances.mean(0))
+
+
+@dataclass
+class Heads(Trees):
+    """Heads that know in hindsight the first node that they would have proposed in the last steps
+    at K = 0, if they `compare`, which takes a sixth of a row each."""
+
+    compare: bool = True
+    steps: int = 0
+
+    def round(self, controller: KController, choice: Choice) -> StepRecord:
+        record, late = super().round(controller, choice), list[Agreement]()
+        for _ in range(self.batch if choice.uses_hindsight and self.compare else 0):
+            at = 0
+            while at < self.steps:
+                path = self.accepted(1)
+                late.append(Agreement(0, at, [(0.0, bool(path))]))
+                at += 1 + len(path)
+        took = self.steps * self.row / 6 * self.batch if late else 0.0
+        self.steps = 0 if choice.k else min(self.steps + 1, MOST_TREES)
+        return replace(record, hindsight=late, draft_seconds=took)
+
+
+def share_of_best(seed: int, *, compare: bool, batch: int, row: float) -> float:
+    """Return the tokens per second on texts that are hard, then easy, again and again, divided by
+    those of the best number of nodes on each."""
+    kind: dict[str, Any] = {"compare": compare, "row": row, "batch": batch, "seed": seed}
+    worlds = [Heads(0.0, ranks=ranks, **kind) for ranks in ((0.07, 0.02, 0.01), (0.56, 0.16, 0.08))]
+    controller, best, took = adaptive(worlds[0]), 0.0, 0.0
+    for world in worlds * 3:
+        tokens = 0
+        while tokens < TOKENS * batch:
+            record = world.round(controller, controller.choose(Load(batch)))
+            controller.update(record)
+            tokens, took = tokens + record.tokens, took + record.seconds
+        best += tokens / world.best(NODES)
+    return best / took
+
+
+def test_easy_text_is_noticed_sooner_in_hindsight() -> None:
+    """Law: where texts are hard and easy in turn, hindsight gains at least a percent."""
+    without, with_it = (
+        fmean(share_of_best(seed, compare=compare, batch=8, row=1e-4) for seed in range(SEEDS))
+        for compare in (False, True)
+    )
+    assert with_it > 1.01 * without
