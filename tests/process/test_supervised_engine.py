@@ -33,8 +33,8 @@ PICKY = (*COMMAND, "--refuse-threads", f"{REFUSED_THREADS}")
 
 
 async def ends_as_lost(stream: Stream) -> str:
-    """Read until EngineLost, which must come before any end; return its message."""
-    async with asyncio.timeout(PATIENCE):
+    """Read until EngineLost, which must come within five seconds; return its message."""
+    async with asyncio.timeout(5):
         try:
             while True:
                 output = await read(stream)
