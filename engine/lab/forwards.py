@@ -82,11 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit code 0, or 2 for invalid arguments."""
     parser = Parser("python -m engine.lab.forwards", __doc__)
     add_pair(parser)
-    parser.add_argument("--attention", choices=get_args(AttentionName), default="auto")
-    parser.add_argument(
-        "--batch-invariant", action="store_true", help="by the target's batch-invariant kernels"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
+    add = parser.add_argument
+    add("--attention", choices=get_args(AttentionName), default="auto")
+    add("--batch-invariant", action="store_true", help="by the target's batch-invariant kernels")
+    add("--json", metavar="FILE", help="write everything that was measured")
     parsed = parser.parse_args(arguments)
     return exit_code(parser.prog, lambda: show(parsed))
 

@@ -19,7 +19,7 @@ from engine.lab.train import draft as program
 from engine.lab.train import medusa
 from engine.lab.train import program as shared
 from engine.lab.train.agreement import coupled
-from engine.lab.train.data import Text, batches, rows_of, split
+from engine.lab.train.data import Text, batches, held_out, rows_of
 from engine.lab.train.learning import Run, follow, llama
 from engine.messages import SamplingParams, Submit
 from engine.step.id_log import IdLog, read_ids
@@ -95,7 +95,8 @@ def test_a_draft_agrees_more_often_and_serves_as_one(
     assert sampled > old_sampled + 0.03
     assert f"foredraft serve --target {pair[0]} --draft {output}" in stdout
     assert not output.with_name("mine.training").exists()
-    prompts = [list(range(20 + i, 60 + i)) for i in range(6)]
+    ids = tiny_text.tokenizer().encode(text.read_text()).ids
+    prompts = [ids[at : at + 40] for at in range(0, 1440, 60)]
     replies, right = play(Engine(config(pair[0], str(output))), prompts)
     before, fewer = play(Engine(config(*pair)), prompts)
     assert replies == before
@@ -221,6 +222,41 @@ def test_answers_to_prompts_are_learnt_from(
     assert "replies" in capsys.readouterr().out
 
 
+def test_a_text_called_replies_is_learnt_from_too(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the replies to --prompts took its place."""
+    monkeypatch.chdir(tmp_path)
+    Path("replies").write_text(sql(40))
+    Path("prompts").write_text("SELECT 1\n\nSELECT 2\n")
+    named = ["--target", pair[0], "--draft", pair[1], "--prompts", "prompts", "--text", "replies"]
+    given = [*named, *POLITE, "--output", "mine", "--steps", "2"]
+    program.check(parsed := program.build_parser().parse_args(given))
+    found = shared.collected(parsed, lambda parsed, pair: None)
+    assert len(found["learn"][0]) > 10
+
+
+def test_nothing_held_out_is_learnt_from(pair: tuple[str, str], text: Path, tmp_path: Path) -> None:
+    """Law: of several texts whole ones are held out, and of what the target writes what continues
+    text that is held out. Bug: rows of a text, of a request recorded twice and of the target's own
+    were on both sides."""
+    log, copy = tmp_path / "ids", tmp_path / "copy.sql"
+    copy.write_text(text.read_text())
+    prompts = [[20 + i % 4, 30, 40] for i in range(8)]
+    for some in (prompts[:4], prompts[:4]):
+        play(Engine(config(*pair, record_ids=str(log))), some)
+    more = ["--steps", "2", "--length", "16", "--continued", "40", "--ids", str(log)]
+    given = words(pair, text, tmp_path / "mine", *more, "--text", str(text), str(copy))
+    program.check(parsed := program.build_parser().parse_args(given))
+    found = shared.collected(parsed, lambda parsed, pair: None)
+    learnt, held = {tuple(row) for row in found["learn"][0].tolist()}, found["held"]
+    assert held.keys() == {str(text), str(copy), str(log), "the target's own"}
+    for ids, _ in held.values():
+        assert not learnt & {tuple(row) for row in ids.tolist()}
+    beginnings = {row[:8] for row in learnt}
+    assert not beginnings & {tuple(row[:8]) for row in held["the target's own"][0].tolist()}
+
+
 def test_the_chance_to_agree_is_that_of_keyed_draws() -> None:
     """Law: the closed form matches the engine's noise, also for logits far apart."""
     target, draft = 3 * torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(1))
@@ -243,8 +279,9 @@ def test_rows_count_what_the_target_says() -> None:
     assert rows.counted.tolist() == [
         [False, True, True, True], [True, False, False, False], [True, False, False, False]
     ]  # fmt: skip
-    many = rows_of([Text(list(range(400)))], 4)
-    learn, held = split(many, 0.1)
+    many = [Text(list(range(400)))]
+    held = held_out(many, 4, 0.1)
+    learn = rows_of(many, 4).without({"many": held})
     assert held.ids[:, 0].tolist() == list(range(20, 400, 40))
     stream = batches(learn, 8, seed=3)
     seen = sorted(first for _ in range(12) for first in next(stream).ids[:, 0].tolist())
@@ -256,7 +293,9 @@ def test_rows_count_what_the_target_says() -> None:
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.9])
 def test_of_two_rows_one_is_learnt_and_one_held_out(share: float) -> None:
     """Bug: a large share of two rows was both of them, and training without rows a traceback."""
-    learn, held = split(rows_of([Text(list(range(8)))], 4), share)
+    text = [Text(list(range(8)))]
+    held = held_out(text, 4, share)
+    learn = rows_of(text, 4).without({"text": held})
     assert (len(learn.ids), len(held.ids)) == (1, 1)
 
 
@@ -276,6 +315,8 @@ def test_of_two_rows_one_is_learnt_and_one_held_out(share: float) -> None:
         (["--text", "TEXT", "--resume"], "nothing to resume"),
         (["--text", "TEXT", "--draft", "OTHER"], "does not fit the target model"),
         (["--text", "TEXT", "--ids", "TEXT"], "was not written by speculation.record_ids"),
+        # Bug: "prompt 1 was refused", though no prompt was given.
+        (["--text", "TEXT", "--length", "1100"], "--length is 1100; the target's context has 512"),
         (["--text", "TEXT", "--minutes", "0"], "--minutes: '0' is not a number above 0"),
     ],
 )
@@ -297,7 +338,7 @@ def test_a_mistake_is_one_sentence(
         del given["--draft"]
     usual = [word for pair_ in given.items() if pair_[0] not in arguments for word in pair_]
     try:
-        code: object = program.main([*usual, *arguments, *POLITE])
+        code: object = program.main([*POLITE, *usual, *arguments])
     except SystemExit as ended:
         code = ended.code
     assert code == 2

@@ -108,19 +108,15 @@ def tokenizer_of(target: str) -> Any:
         raise ModelError(f"cannot load the tokenizer of {target}: {one_line(error)}") from error
 
 
-def _draft_name(pair: Pair) -> str:
-    if pair.draft is None:
-        return "none"
-    layers = f"the target's first {len(pair.draft.layers)} layers"
-    return layers if pair.draft.borrows else pair.draft.path
-
-
 def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:
     """Return facts about the pair, machine and clock, for headings."""
-    device = pair.target.device
+    device, draft = pair.target.device, pair.draft
+    name = draft.path if draft else "none"
+    if draft and draft.borrows:
+        name = f"the target's first {len(draft.layers)} layers"
     return {
         "target": pair.target.path,
-        "draft": _draft_name(pair),
+        "draft": name,
         "dtype": pair.target.dtype_name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "MB of target weights": round(weights_of(pair.target).size / 1e6),

@@ -160,9 +160,7 @@ def equal_texts(first: Run, second: Run) -> tuple[int, int]:
     """Return how many replies exist in both runs, and how many are equal up to the shorter one."""
     theirs = {reply.seed: reply.text for reply in second.replies}
     pairs = [(reply.text, theirs[reply.seed]) for reply in first.replies if reply.seed in theirs]
-    lengths = [min(len(a), len(b)) for a, b in pairs]
-    equal = sum(a[:n] == b[:n] for (a, b), n in zip(pairs, lengths, strict=True))
-    return len(pairs), equal
+    return len(pairs), sum(a[: len(b)] == b[: len(a)] for a, b in pairs)
 
 
 @dataclass

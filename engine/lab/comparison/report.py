@@ -73,6 +73,7 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
            "accepted", *contexts, *bases]  # fmt: skip
     for cell in comparison.cells:
         for arm, runs in cell.rounds.items():
+            kept = [f"{name} {share:.2f}" for name, share in runs[0].kept_by_context.items()]
             yield [
                 cell.workload.name,
                 arm.name,
@@ -83,7 +84,7 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
                 _median([run.tokens_per_round for run in runs], 2),
                 _median([run.host for run in runs], 2),
                 " ".join(f"{share:.2f}" for share in runs[0].acceptance[:4]) or "-",
-                *(_by_context(runs[0]) for _ in contexts),
+                *(" ".join(kept) or "-" for _ in contexts),
                 *(_interval(cell.ratio(arm, base(cell))) for base in bases.values()),
             ]
 
@@ -97,10 +98,6 @@ def host_lines(comparison: Comparison) -> Iterator[str]:
             means = [f"{1e6 * fmean(part):.0f}" for part in known] or ["-"] * len(PARTS)
             rows.append([cell.workload.name, arm.name, *means])
     yield from table(rows, left=2)
-
-
-def _by_context(run: Figures) -> str:
-    return " ".join(f"{name} {kept:.2f}" for name, kept in run.kept_by_context.items()) or "-"
 
 
 def _median(values: Sequence[float | None], digits: int) -> str:

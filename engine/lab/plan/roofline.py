@@ -96,10 +96,6 @@ class Served:
         tables = self.shape.table_weights
         return (self.shape.parameters - tables) * PRECISIONS[self.precision] + tables * TABLE_BYTES
 
-    @property
-    def kv_bytes_per_token(self) -> float:
-        return self.shape.kv_values_per_token * self.kv_bytes
-
     def cache_bytes(self, context: int) -> float:
         """Return the bytes of one sequence's KV cache; full windows do not grow."""
         return self.shape.attended(context) * self.shape.kv_values * self.kv_bytes
@@ -189,7 +185,7 @@ class Scenario:
     def kv_tokens(self) -> int | None:
         """How many tokens' KV cache fits beside the weights; None: the memory is unknown."""
         memory = self.target.device.memory
-        per_token = sum(model.kv_bytes_per_token for model in self.models)
+        per_token = sum(m.shape.kv_values_per_token * m.kv_bytes for m in self.models)
         return None if memory is None else max(0, int((memory - self.weight_bytes) / per_token))
 
     @property

@@ -36,7 +36,8 @@ class Curve:
         self._profile = [n for n, _ in known], [max(s, _SHORTEST) for _, s in known]
         times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for group, size, seconds in seen:
-            times[group][_bin(size)].append(seconds)
+            step = 1 << max(size.bit_length() - 4, 0)  # eight bins per octave
+            times[group][max(size - size % step, 1)].append(seconds)
         self._means = {
             group: (sorted(own), [_mean(own[n]) for n in sorted(own)])
             for group, own in times.items()
@@ -118,12 +119,6 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
         free.remove(free[int(np.argmin(found))])
     fitted = dict(zip(free, map(float, found), strict=True))
     return fitted.get(0, 0.0), fitted.get(1, 0.0), fitted.get(2, 0.0)
-
-
-def _bin(size: int) -> int:
-    """Return the bin of a size: one per size up to 16, then eight per octave."""
-    step = max(1 << max(size.bit_length() - 4, 0), 1) if size > 16 else 1
-    return max(size - size % step, 1)
 
 
 def _mean(times: Sequence[float]) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +38,12 @@ class Rows(NamedTuple):
     def pick(self, which: Tensor | slice) -> Rows:
         return Rows(self.ids[which], self.counted[which])
 
+    def without(self, held: Mapping[str, Rows]) -> Rows:
+        """Return the rows whose ids are not those of a row held out."""
+        known = {ids.tobytes() for rows in held.values() for ids in rows.ids.numpy()}
+        new = [ids.tobytes() not in known for ids in self.ids.numpy()]
+        return self.pick(torch.tensor(new, dtype=torch.bool))
+
 
 def rows_of(texts: Sequence[Text], length: int) -> Rows:
     """Cut all texts into rows."""
@@ -57,13 +65,37 @@ def all_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Rows:
     return Rows(torch.cat(ids), torch.cat(counted))
 
 
-def split(rows: Rows, share: float) -> tuple[Rows, Rows]:
-    """Return training and held-out rows: an even share; of two or more at least one of each."""
-    count = len(rows.ids)
-    wanted = min(max(round(share * count), 1), count - 1)
-    out = torch.zeros(count, dtype=torch.bool)
-    out[[(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]] = True
-    return rows.pick(~out), rows.pick(out)
+def held_out(texts: Sequence[Text], length: int, share: float) -> Rows:
+    """Return the rows to hold out: of an even share of the distinct texts or, of a single one, of
+    its distinct rows; of two or more at least one, and not all."""
+    parts = [rows_of([text], length) for text in texts]
+    if len(parts) == 1:
+        parts = [parts[0].pick(slice(at, at + 1)) for at in range(len(parts[0].ids))]
+    parts = list({part.ids.numpy().tobytes(): part for part in parts if len(part.ids)}.values())
+    count = min(math.ceil(share * len(parts)), len(parts) - 1)
+    chosen = [parts[(2 * i + 1) * len(parts) // (2 * count)] for i in range(count)]
+    return all_of([rows_of([], length), *chosen])
+
+
+def parted(
+    texts: Mapping[str, Sequence[Text]], write: Callable[..., list[Text]], parsed: Namespace
+) -> tuple[Rows, dict[str, Rows]]:
+    """Return the training rows, and the rows held out by source, none of which is a training row.
+    The target continues passages of both by `write`. Raises ConfigError if there are too few."""
+    length, continued, seed = parsed.length, parsed.continued, parsed.seed
+    held = {name: held_out(text, length, parsed.held_out) for name, text in texts.items()}
+    learn = all_of(rows_of(text, length) for text in texts.values()).without(held)
+    kept = all_of(held.values())
+    if not (len(learn.ids) and len(kept.ids)):
+        raise ConfigError("too short to learn from and to hold some of it out: nothing fills two"
+                          f" rows of --length {length} tokens that differ")  # fmt: skip
+    if continued:
+        out = min(math.ceil(parsed.held_out * continued), continued - 1)
+        own = write([*passages(kept, out, seed), *passages(learn, continued - out, seed)])
+        held["the target's own"], more = rows_of(own[:out], length), rows_of(own[out:], length)
+        again = max(1, len(learn.ids) // max(1, len(more.ids)))  # to balance the rest
+        learn = all_of([learn, *[more] * again]).without(held)
+    return learn, held
 
 
 def batches(rows: Rows, size: int, seed: int, step: int = 0) -> Iterator[Rows]:
@@ -94,8 +126,8 @@ def passages(rows: Rows, count: int, seed: int) -> list[list[int]]:
 def written(
     engine: Engine, prompts: Sequence[list[int]], *, tokens: int, seed: int, seconds: float
 ) -> list[Text]:
-    """Return the prompts with up to `tokens` tokens of the target's output, at TEMPERATURES in
-    turn; only those that got output within `seconds`. Raises ConfigError if one is refused."""
+    """Return the prompts with up to `tokens` tokens of the target's output within `seconds`, at
+    TEMPERATURES in turn. Raises ConfigError if one is refused."""
     replies: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     for number, prompt in enumerate(prompts):
         temperature = TEMPERATURES[number % len(TEMPERATURES)]
@@ -112,4 +144,4 @@ def written(
                 replies[output.id] += output.tokens
                 bar.update(output.finish is not None)
     both = zip(prompts, replies.values(), strict=True)
-    return [Text(prompt + reply, len(prompt) - 1) for prompt, reply in both if reply]
+    return [Text(prompt + reply, len(prompt) - 1) for prompt, reply in both]

@@ -30,7 +30,7 @@ from engine.errors import ConfigError, one_line
 from engine.lab.bench.options import tokenizer_of
 from engine.lab.comparison.prompt_files import read_text, read_texts, renderer
 from engine.lab.files import replace_file, writable
-from engine.lab.train.data import Rows, Text, all_of, batches, passages, rows_of, split, written
+from engine.lab.train.data import Rows, Text, batches, parted, written
 from engine.lab.train.learning import Optimizers, Run, fit, log
 from engine.model.checkpoint import quietly
 from engine.model.loader import pick_device
@@ -210,27 +210,21 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     if pair.translation is not None:
         what = "has another tokenizer than the target; give one with the same, or --layers"
         raise ConfigError(f"--draft {parsed.draft} {what}")
+    if parsed.length > (most := pair.target.max_model_len):
+        raise ConfigError(f"--length is {parsed.length}; the target's context has {most} tokens")
     fits(parsed, pair)
     for path in parsed.ids:
         found = read_ids(path, pair.target.vocab_size)
         texts[path] = [Text(each.prompt + each.reply, len(each.prompt) - 1) for each in found]
     seconds = math.inf if parsed.steps else 60 * parsed.minutes * WRITING
-    write = partial(written, Engine(config, pair=pair), tokens=parsed.reply, seed=parsed.seed)
+    engine, most = Engine(config, pair=pair), {"tokens": parsed.reply, "seconds": seconds}
+    write = partial(written, engine, seed=parsed.seed, **most)
     if prompts:
-        texts["replies"] = write(prompts, seconds=seconds)
-    parts = {n: split(rows_of(text, parsed.length), parsed.held_out) for n, text in texts.items()}
-    if not any(len(held.ids) for _, held in parts.values()):
-        raise ConfigError("too short to learn from and to hold some of it out: nothing fills two"
-                          f" rows of --length {parsed.length} tokens")  # fmt: skip
-    if parsed.continued:
-        given = all_of(learn for learn, _ in parts.values())
-        own = write(passages(given, parsed.continued, parsed.seed), seconds=seconds)
-        learn, held_own = split(rows_of(own, parsed.length), parsed.held_out)
-        again = max(1, len(given.ids) // max(1, len(learn.ids)))  # to balance the rest
-        parts["the target's own"] = learn.pick(torch.arange(len(learn.ids)).repeat(again)), held_own
-    held = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
-            for n, (_, rows) in parts.items() if len(rows.ids)}  # fmt: skip
-    return {"learn": tuple(all_of(learn for learn, _ in parts.values())), "held": held}
+        texts["replies"] = [*texts.get("replies", []), *write(prompts)]
+    learn, held = parted(texts, write, parsed)
+    some = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
+            for n, rows in held.items() if len(rows.ids)}  # fmt: skip
+    return {"learn": tuple(learn), "held": some}
 
 
 def frozen(parsed: argparse.Namespace) -> Any:

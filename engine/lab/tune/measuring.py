@@ -200,7 +200,5 @@ class Measuring:
         return [list(islice(self.stream, min(max(size, 1), MOST)))]
 
     def _together(self) -> list[Lane]:
-        lanes = (islice(self.stream, PER_LANE) for _ in range(self.many))
-        return [
-            [replace(each, tokens=-(-each.tokens // SHORTER)) for each in lane] for lane in lanes
-        ]
+        shorter = (replace(each, tokens=-(-each.tokens // SHORTER)) for each in self.stream)
+        return [list(islice(shorter, PER_LANE)) for _ in range(self.many)]

@@ -23,10 +23,8 @@ def lines(found: Found) -> Iterator[str]:
     for arm in found.arms if loads else ():
         row = [f"{arm.name}, K auto" if arm in found.speculating else arm.name]
         for load in loads:
-            row += [
-                f"{load.speed(arm):.1f}",
-                "" if arm == OFF else str(found.against(OFF, arm, load)),
-            ]
+            against = "" if arm == OFF else str(found.against(OFF, arm, load))
+            row += [f"{load.speed(arm):.1f}", against]
         rows.append(row)
     yield from table(rows) if loads else ()
     if one.looped > FLATTERED * one.replies:

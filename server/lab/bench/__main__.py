@@ -52,10 +52,11 @@ def run(parsed: argparse.Namespace) -> int:
     )
     others = {
         Arm("other", label=name): Server(
-            Client(url, api_key=os.environ.get(_key(name)), option="--against"), as_it_is=True
+            Client(url, api_key=os.environ.get(re.sub(r"\W", "_", name).upper() + "_API_KEY"),
+                   option="--against"), as_it_is=True,
         )
         for name, url in named.items()
-    }
+    }  # fmt: skip
     arms = (*_own_arms(own, race.arms, chosen=parsed.modes is not None), *others)
     facts = {"url": own.url, "model": own.model, **own.version}
     if own.left_out:
@@ -85,11 +86,6 @@ def parse_against(arguments: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--against names {match[1]!r} twice")
         found[match[1]] = match[2]
     return found
-
-
-def _key(name: str) -> str:
-    """Return the name of the environment variable with the API key of another server."""
-    return re.sub(r"\W", "_", name).upper() + "_API_KEY"
 
 
 def _own_arms(own: Server, arms: tuple[Arm, ...], *, chosen: bool) -> tuple[Arm, ...]:
