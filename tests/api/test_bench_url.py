@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,24 @@ def test_no_server_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> No
     )
     for url in ("127.0.0.1:8000", "ftp://x", "http://", "http://h:port", "http://[::1"):
         assert "--url must be like http://" in sentence(["--url", url], capsys)
+
+
+def test_the_host_of_an_ipv6_address_is_in_brackets() -> None:
+    """Bug: `Host: ::1:8000` names no host; servers that check it answered 400."""
+    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port, received = server.getsockname()[1], list[bytes]()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                received.append(connection.recv(1 << 16))
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n{}")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert Client(f"http://[::1]:{port}").call("/version") == {}
+        thread.join()
+        assert f"\r\nHost: [::1]:{port}\r\n".encode() in received[0]
 
 
 def test_modes_of_another_server_cannot_be_switched(

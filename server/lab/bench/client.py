@@ -100,9 +100,10 @@ class Client:
     async def _send(self, path: str, body: Any, key: str | None) -> tuple[int, Pieces]:
         """Return status and body of the response."""
         data = b"" if body is None else json.dumps(body).encode()
+        host = f"[{self._host}]" if ":" in self._host else self._host
         head = (
             f"{'GET' if body is None else 'POST'} {self._base}{path} HTTP/1.1\r\n"
-            f"Host: {self._host}:{self._port}\r\nConnection: close\r\n"
+            f"Host: {host}:{self._port}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
         )
         if key:
