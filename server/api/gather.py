@@ -48,12 +48,13 @@ async def _collect(generation: Generation) -> list[Delta]:
 def _joined(index: int, deltas: list[Delta]) -> Delta:
     """Join all deltas of a choice into one."""
     logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    tokens = [delta.tokens for delta in deltas if delta.tokens is not None]
     origins = [delta.provenance for delta in deltas if delta.provenance is not None]
     return Delta(
         index,
         "".join(delta.text for delta in deltas),
         list(chain.from_iterable(logprobs)) if logprobs else None,
         deltas[-1].finish,
-        list(chain.from_iterable(delta.tokens for delta in deltas)),
+        list(chain.from_iterable(tokens)) if tokens else None,
         list(chain.from_iterable(origins)) if origins else None,
     )

@@ -68,7 +68,8 @@ def _serving(file: Path) -> Callable[[Request], Awaitable[Response]]:
 
     async def serve(http: Request) -> Response:
         # The header may be a list; proxies that compress make tags weak.
-        if tag in http.headers.get("if-none-match", ""):
+        known = http.headers.get("if-none-match", "")
+        if tag in known or known.strip() == "*":
             return Response(status_code=304, headers=headers)
         return Response(body, media_type=TYPES[file.suffix], headers=headers)
 

@@ -36,12 +36,11 @@ class CompletionShape:
             "logprobs": completion_logprobs(delta.logprobs),
             "finish_reason": delta.finish,
             **_origins(delta),
+            **_ids(delta),
         }
-        if self._prompts is not None:
-            choice["token_ids"] = list(delta.tokens)
-            if delta.index not in self._begun:
-                self._begun.add(delta.index)
-                choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
+        if self._prompts is not None and delta.index not in self._begun:
+            self._begun.add(delta.index)
+            choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
         return [choice]
 
 
@@ -133,7 +132,7 @@ def _origins(delta: Delta) -> dict[str, Any]:
 
 
 def _ids(delta: Delta) -> dict[str, Any]:
-    return {"token_ids": list(delta.tokens)} if delta.tokens else {}
+    return {} if delta.tokens is None else {"token_ids": list(delta.tokens)}
 
 
 def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class Delta:
     text: str
     logprobs: list[TextLogprobs] | None
     finish: Finish | None
-    tokens: Sequence[int] = ()  # counted since the last Delta, even if their text is held back
+    # Counted since the last Delta, even if their text is held back; None: not asked for.
+    tokens: Sequence[int] | None = None
     provenance: list[TokenOrigin] | None = None
     known: bool = False  # the client already has everything but the finish
 
@@ -106,7 +107,7 @@ class Choice:
         logprobs = None
         if self._logprobs or (output.logprobs is not None and self._spec.show_logprobs):
             logprobs = self._release()
-        shown = tokens if self._spec.show_tokens else ()
+        shown = tokens if self._spec.show_tokens else None
         provenance = self._origins()
         if not (text or logprobs or shown or provenance or self.finish):
             return None

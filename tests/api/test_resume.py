@@ -146,6 +146,20 @@ def test_the_engine_gets_the_ids_and_the_seed(served: Served) -> None:
     assert rest["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.parametrize(("route", "stream"), [(COMPLETIONS, False), (CHAT, False), (CHAT, True)])
+def test_a_complete_reply_has_no_more_ids(route: str, stream: bool, served: Served) -> None:
+    """Bug: a chat had no `token_ids` then, though they were asked for."""
+    given = {"messages": HELLO} if route == CHAT else {"prompt": "ab"}
+    resume = {"token_ids": [97, 98], "seed": 7}
+    body = {"model": MODEL, "max_tokens": 2, "return_token_ids": True, "resume": resume, **given}
+    if stream:
+        *_, found = chunks(served.url, route, {**body, "stream": True})
+    else:
+        found = httpx.post(f"{served.url}{route}", json=body).json()
+    assert found["choices"][0]["token_ids"] == []
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize(
     ("fields", "resume", "says"),
     [
