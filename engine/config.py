@@ -345,10 +345,11 @@ class SpeculationConfig(BaseConfig):
     remembered_tokens: int = Field(
         0,
         ge=0,
-        le=1 << 24,
-        description="tokens of earlier replies that `suffix` may propose from; 0: only from the"
-        " request's own text. A request finds only replies of its own API key and `cache_salt`:"
-        " acceptance counts tell clients who share both whether another got a similar reply",
+        le=1 << 22,
+        description="tokens of earlier replies that `suffix` may propose from, each about 200 bytes"
+        " of the host's memory; 0: only from the request's own text. A request finds only replies"
+        " of its own API key and `cache_salt`: acceptance counts tell clients who share both"
+        " whether another got a similar reply",
     )
     controller: ControllerConfig = AdaptiveConfig()
     trace: str | None = Field(
