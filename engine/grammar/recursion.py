@@ -78,7 +78,7 @@ def _rewritten(name: str, alternatives: list[list[str]], nonempty: Collection[st
     steps: list[list[str]] = []
     ends: list[list[str]] = []
     for tokens in alternatives:
-        group = _last_group(tokens)
+        group = tokens[len(tokens) - 1 - tokens[::-1].index("(") :] if "(" in tokens else []
         if tokens[-1:] == [name]:
             steps.append(tokens[:-1])
         elif tokens[-2:] == [name, "?"]:
@@ -98,11 +98,6 @@ def _rewritten(name: str, alternatives: list[list[str]], nonempty: Collection[st
     repeated, spoken = f"{name}: ({_join(steps)})*", [end for end in ends if end]
     optional = "?" if len(spoken) < len(ends) else ""
     return f"{repeated} ({_join(spoken)}){optional}\n" if spoken else f"{repeated}\n"
-
-
-def _last_group(tokens: list[str]) -> list[str]:
-    """Return the tokens from the last opening parenthesis on."""
-    return tokens[len(tokens) - 1 - tokens[::-1].index("(") :] if "(" in tokens else []
 
 
 def _join(alternatives: list[list[str]]) -> str:

@@ -53,6 +53,7 @@ from engine.scheduling.memory import (
     refuse_heavy_weights,
     weight_bytes_in,
 )
+from engine.scheduling.scheduler import MOST_SCORED
 from engine.scheduling.segment import HiddenRows
 
 logger = logging.getLogger(__name__)
@@ -281,9 +282,9 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         for model, name in zip(models, attention, strict=True)
     ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
-    reserved = reserve_of(  # a scored prompt needs logits of all rows, for which graphs have room
+    reserved = reserve_of(
         models, attention, rows=rows, sequences=schedule.max_sequences, graphs=graphs,
-        logit_rows=min(rows, schedule.max_sequences * (nodes + 1)) if graphs else rows,
+        logit_rows=min(rows, max(schedule.max_sequences * (nodes + 1), MOST_SCORED)),
     )  # fmt: skip
     return plan_memory(
         config.cache,

@@ -24,6 +24,7 @@ from engine.scheduling.step_plan import Chunk, StepPlan
 
 _DRAFT_HOLD = 4  # while prompts wait, draft tokens cannot use 1/4 of the budget
 _OLDEST_TURN = 4  # every fourth admission takes the oldest request of any priority
+MOST_SCORED = 512  # rows of a step for prompt log-probabilities: each has all its logits in memory
 _number = attrgetter("number")
 
 
@@ -46,6 +47,7 @@ class Scheduler:
         self._was_first = False  # the last step ran one newly admitted sequence alone
         self.max_len = min(max_model_len, pool.capacity)
         self._budget = config.max_step_tokens
+        self._scorable = MOST_SCORED  # rows left in this step
         self._max_running = min(config.max_sequences, config.max_step_tokens)
 
     # -- add and end -------------------------------------------------------------------------
@@ -106,7 +108,7 @@ class Scheduler:
         sample. The number is limited by the sequence's room, by the budget and by the free blocks.
         Preempted sequences return to the head of the queue.
         """
-        plan = StepPlan()
+        plan, self._scorable = StepPlan(), MOST_SCORED
         if len(self._tenants) > 1 and self._admit_by_preemption(plan):
             self._was_first = True
             for seq in plan.admitted:
@@ -123,7 +125,7 @@ class Scheduler:
                 left -= self._extend(plan, seq, left, want)
         while left and self.waiting and not plan.preempted:
             seq = self._next()
-            if not self._admit(seq):
+            if (seq.is_scored and not self._scorable) or not self._admit(seq):
                 break
             plan.admitted.append(seq)
             left -= self._extend(plan, seq, left, want)
@@ -189,6 +191,11 @@ class Scheduler:
         """Add a chunk of at most `budget` rows for a running sequence. Returns its rows."""
         start, total = seq.num_computed, len(seq.tokens)
         length = min(total - start, budget)
+        if seq.is_scored:
+            length = min(length, self._scorable)
+            self._scorable -= length
+            if not length:
+                return 0
         end = start + length
         pool, size = self.pool, self.pool.block_size
         k = want(seq) if end == total else 0

@@ -61,6 +61,11 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def is_scored(self) -> bool:
+        """Whether rows of its prompt need logits: until its first token, if it asked for them."""
+        return self.params.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
+
+    @property
     def max_draft(self) -> int | None:
         """Return the request's bound on draft tokens per step; None: no bound."""
         settings = self.params.speculation

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import count, islice
 
 from engine.config import LookaheadConfig
 from engine.scheduling.sequence import Sequence
@@ -127,7 +127,9 @@ class _State:
     def __init__(self, tokens: list[int], config: LookaheadConfig, most: int) -> None:
         self._ngram = config.ngram
         width = min(config.window, max((most + 1) // (self._ngram - 1), 1))
-        self.window = Window(width, self._ngram, _repeated(tokens, width + self._ngram - 3))
+        begin = max(len(tokens) - (width + self._ngram - 3), 0)  # the text's end, then all of it
+        again = (tokens[at % len(tokens)] for at in count(begin))
+        self.window = Window(width, self._ngram, again)
         self.pool = Pool(config.guesses, config.pool)
         first = max(len(tokens) - config.pool - self._ngram, 0)
         self.end = first + self._ngram - 1  # end of the last n-gram added to the pool
@@ -137,14 +139,6 @@ class _State:
         for end in range(self.end + 1, length + 1):
             self.pool.add(tuple(tokens[end - self._ngram : end]))
             self.end = end
-
-
-def _repeated(tokens: list[int], last: int) -> Iterator[int]:
-    """Yield the `last` tokens of the text, then the text from its start, repeatedly."""
-    at = max(len(tokens) - last, 0)
-    while True:
-        yield tokens[at % len(tokens)]
-        at += 1
 
 
 class LookaheadProposer(Proposer):

@@ -58,10 +58,7 @@ class Sampled(msgspec.Struct):
 def prompt_rows(chunk: Chunk) -> int:
     """Return how many of the chunk's committed rows need logits for prompt log-probabilities: all
     while the prompt is computed for the first time, else 0."""
-    seq = chunk.seq
-    if seq.params.prompt_logprobs is None or seq.num_output:
-        return 0
-    return chunk.length
+    return chunk.length if chunk.seq.is_scored else 0
 
 
 def segments(chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Segment]:

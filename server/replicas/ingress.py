@@ -175,7 +175,8 @@ class _Answer:
             if self._progress is not None and first.start["status"] != 200:
                 raise _refusal(first.start["status"], await _rest(parts))
             if self._progress is None:
-                if not _is_stream(first.start):
+                kind = dict(first.start["headers"]).get(b"content-type", b"")
+                if not kind.startswith(b"text/event-stream"):
                     body = await _rest(parts)
                     await self._send(first.start)
                     return await self._send_body(body, more=False)
@@ -241,11 +242,6 @@ async def _unless_disconnected(
 
 async def _rest(parts: AsyncGenerator[ResponsePart, None]) -> bytes:
     return b"".join([part.body async for part in parts])
-
-
-def _is_stream(start: Message) -> bool:
-    kind = dict(start["headers"]).get(b"content-type", b"")
-    return bool(kind.startswith(b"text/event-stream"))
 
 
 def _has_end(body: bytes) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from engine.config import ScheduleConfig
 from engine.messages import SamplingParams
 from engine.scheduling.block_pool import BlockPool
-from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.scheduler import MOST_SCORED, Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from tests.support.audit import audit
@@ -319,6 +319,23 @@ def test_copies_of_one_prompt_share_its_blocks_in_the_same_step() -> None:
     assert len({table[4] for table in tables}) == 3
     assert [c.seq.cached_tokens for c in plan.chunks] == [0, 16, 16]
     run(scheduler, plan)
+
+
+def test_a_step_scores_as_many_rows_as_the_memory_plan_has() -> None:
+    """Bug: with large steps, logits of all rows of scored prompts were beyond the memory plan. Rows
+    of other prompts are not limited, and every scored prompt is computed in the end."""
+    scheduler = scheduler_of(blocks=1000, budget=4 * MOST_SCORED)
+    scheduler.add(sequence("plain", list(range(2 * MOST_SCORED))))
+    for name in "abc":
+        scheduler.add(sequence(name, list(range(MOST_SCORED - 100)), prompt_logprobs=0))
+    rows = list[dict[str, int]]()
+    while any(not seq.num_output for seq in (*scheduler.running, *scheduler.waiting)):
+        plan = scheduler.schedule(k_of(0))
+        rows.append({chunk.seq.id: chunk.length for chunk in plan.chunks if chunk.seq.is_scored})
+        assert sum(rows[-1].values()) <= MOST_SCORED
+        assert len(rows) > 1 or plan.chunks[0].length == 2 * MOST_SCORED
+        run(scheduler, plan)
+    assert Counter(name for each in rows for name in each) == {"a": 1, "b": 2, "c": 2}
 
 
 def test_prompt_logprobs_compute_every_row() -> None:
