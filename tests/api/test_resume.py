@@ -149,7 +149,7 @@ def test_the_engine_gets_the_ids_and_the_seed(served: Served) -> None:
 @pytest.mark.parametrize(("route", "stream"), [(COMPLETIONS, False), (CHAT, False), (CHAT, True)])
 def test_a_complete_reply_has_no_more_ids(route: str, stream: bool, served: Served) -> None:
     """Bug: a chat had no `token_ids` then, though they were asked for."""
-    given = {"messages": HELLO} if route == CHAT else {"prompt": "ab"}
+    given: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"prompt": "ab"}
     resume = {"token_ids": [97, 98], "seed": 7}
     body = {"model": MODEL, "max_tokens": 2, "return_token_ids": True, "resume": resume, **given}
     if stream:

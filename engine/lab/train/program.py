@@ -210,8 +210,8 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     if pair.translation is not None:
         what = "has another tokenizer than the target; give one with the same, or --layers"
         raise ConfigError(f"--draft {parsed.draft} {what}")
-    if parsed.length > (most := pair.target.max_model_len):
-        raise ConfigError(f"--length is {parsed.length}; the target's context has {most} tokens")
+    if parsed.length > (context := pair.target.max_model_len):
+        raise ConfigError(f"--length is {parsed.length}; the target's context has {context} tokens")
     fits(parsed, pair)
     for path in parsed.ids:
         found = read_ids(path, pair.target.vocab_size)
