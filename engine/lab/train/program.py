@@ -217,8 +217,8 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
         found = read_ids(path, pair.target.vocab_size)
         texts[path] = [Text(each.prompt + each.reply, len(each.prompt) - 1) for each in found]
     seconds = math.inf if parsed.steps else 60 * parsed.minutes * WRITING
-    engine, most = Engine(config, pair=pair), {"tokens": parsed.reply, "seconds": seconds}
-    write = partial(written, engine, seed=parsed.seed, **most)
+    engine, seed = Engine(config, pair=pair), parsed.seed
+    write = partial(written, engine, tokens=parsed.reply, seed=seed, seconds=seconds)
     if prompts:
         texts["replies"] = [*texts.get("replies", []), *write(prompts)]
     learn, held = parted(texts, write, parsed)
