@@ -113,11 +113,11 @@ class HostTables:
         self, spans: Sequence[Span], size: int, steps: int = 1, rows: int = DECODES.rows,
         *, by_path: bool = False,
     ) -> None:  # fmt: skip
-        pieces, tables, page = list[int](), list["array[int]"](), 0
+        pieces, tables, page, more = list[int](), list["array[int]"](), 0, steps + size - 2
         for span in spans:
             row, length, start, blocks, nodes = span
-            count = -(-(start + length + steps - 1) // size)
-            table = blocks if len(blocks) == count else blocks[:count]
+            count = (start + length + more) // size
+            table = blocks[:count]
             tables.append(table if isinstance(table, array) else array("i", table))
             if length <= rows and not nodes:
                 pieces += (row, length, start + length, start, row, page)

@@ -73,7 +73,7 @@ class _Chain:
         counts: Counts | None,
     ) -> None:
         rows, steps, *_ = kind
-        self._call, self._kv, self._words = call, kv, words
+        self._call, self._words = call, words
         self._kind, self._logits, self._counts = kind, logits, counts
         self._sent = sent = PackedCopy(words.device)
         self._table = sent.reserve(COLUMNS if counts else UNADJUSTED, rows, 1, dtype=torch.float32)
@@ -81,7 +81,7 @@ class _Chain:
         self._keys = sent.reserve(steps, 2, rows, 1)
         self._positions = sent.reserve(steps - 1, 1, rows, dtype=torch.int64)
         self._first, self._order = sent.reserve(rows), sent.reserve(steps * rows)
-        self._attention = kv.backend.stage(kv.plane, rows, sent, steps - 1) if steps > 1 else None
+        self.attention = kv.backend.stage(kv.plane, rows, sent, steps - 1) if steps > 1 else None
         sent.build()
         self._no_ids = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # a valid value for every column, top_k sizes included
@@ -93,6 +93,7 @@ class _Chain:
         self,
         first: Sequence[int],
         starts: Sequence[Start],
+        spans: Sequence[Span],
         steps: Sequence[int],
         table: Numbers,
         held: CountSlots | None,
@@ -115,27 +116,15 @@ class _Chain:
         self._order.host[: len(table)] = order[own_steps]
         positions = np.array([start.position for start in starts])
         self._positions.host[:, 0, :used] = positions + np.minimum(numbers[:-1, None], lengths - 1)
-        self.send(starts)
+        self.send(spans)
         if self._counts is not None and held is not None:
             for shared, kept in zip(self._counts, held.counts, strict=True):
                 torch.index_select(kept, 0, held.slots, out=shared[:used])
 
-    def send(self, starts: Sequence[Start]) -> None:
-        if self._attention is not None:
-            self._attention.fill(self._spans(starts))
+    def send(self, spans: Sequence[Span]) -> None:
+        if self.attention is not None:
+            self.attention.fill(spans)
         self._sent.send()
-
-    def suits(self, starts: Sequence[Start]) -> bool:
-        return self._attention is None or self._attention.suits(self._spans(starts))
-
-    def _spans(self, starts: Sequence[Start]) -> list[Span]:
-        """The spans of the first step, padding included."""
-        rows, steps, _ = self._kind
-        padded = [*starts, *[Start((), 0)] * (rows - len(starts))]
-        return [
-            Span(row, 1, at - left_out, self._kv.reaching(blocks, at - left_out + steps - 1))
-            for row, (blocks, at, left_out) in enumerate(padded)
-        ]
 
     def run(self) -> Tensor:
         """Return `DraftedChains.drawn` and set `ids`. A float64 holds every id exactly."""
@@ -152,11 +141,11 @@ class _Chain:
                 logits = adjusted(logits, counts, fields, self._no_ids, 0)
             found.append(draw(logits, self._words, RowParams(*params)))
             if step < self._kind.steps - 1:
-                assert self._attention is not None
+                assert self.attention is not None
                 ids = found[step][:1].clamp(min=0).long()
                 if counts is not None:
                     counts[0].scatter_add_(1, ids.T, counts[0].new_full(ids.T.shape, GENERATED))
-                positions, attention = self._positions.tensor[step], self._attention
+                positions, attention = self._positions.tensor[step], self.attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
         drawn = torch.stack(found, dim=1)
         self.ids = drawn[0].view(-1).index_select(0, self._order.tensor).clamp(min=0).long()
@@ -168,8 +157,9 @@ class ChainGraphs:
     start from rows of `logits`, the tensor that the draft's forwards write."""
 
     def __init__(self, call: Call, kv: GraphKV, recorder: Recorder, logits: Tensor) -> None:
-        self._sizes = buckets(MOST_SEQUENCES)
+        self._sizes, self._kv = buckets(MOST_SEQUENCES), kv
         self._counts: Counts | None = None  # shared by all chains
+        self._known: tuple[Sequence[Start] | None, tuple[int, int], list[Span]] = None, (0, 0), []
         words = token_words_of(logits.shape[1], kv.device)
 
         def make(kind: Kind) -> _Chain:
@@ -192,7 +182,7 @@ class ChainGraphs:
         kinds = [Kind(*each) for each in product(reversed(usual), lengths)]
         kinds += [Kind(1, min(most_steps, 2), each) for each in (FILTERED, ADJUSTED) if most_steps]
         for kind in kinds:
-            self._pool.inputs(kind).send(())
+            self._pool.inputs(kind).send(self._spans((), kind))
             self._pool.replay(kind)
             yield
 
@@ -200,7 +190,9 @@ class ChainGraphs:
         """Whether there is a graph for so many sequences, and its page table is large enough."""
         if len(starts) > self._sizes[-1]:
             return False
-        return self._pool.inputs(Kind(self._rows(starts), steps)).suits(starts)
+        kind = Kind(self._rows(starts), steps)
+        attention = self._pool.inputs(kind).attention
+        return attention is None or attention.suits(self._spans(starts, kind))
 
     def __call__(
         self,
@@ -216,11 +208,24 @@ class ChainGraphs:
         draws = ADJUSTED if held is not None else FILTERED if table[:, _FILTERED].any() else PLAIN
         kind = Kind(self._rows(starts), max(steps), draws)
         chain = self._pool.inputs(kind)
-        chain.fill(first, starts, steps, table, held)
+        chain.fill(first, starts, self._spans(starts, kind), steps, table, held)
         return DraftedChains(self._pool.replay(kind), chain.ids[: len(table)])
 
     def _rows(self, starts: Sequence[Start]) -> int:
         return self._sizes[bisect_left(self._sizes, len(starts))]
+
+    def _spans(self, starts: Sequence[Start], kind: Kind) -> list[Span]:
+        """Return the spans of the first step, padding included. Cached from `fits` to the call."""
+        known, size, spans = self._known
+        if known is not starts or size != kind[:2]:
+            (rows, steps, _), reaching = kind, self._kv.reaching
+            padded = [*starts, *[Start((), 0)] * (rows - len(starts))]
+            spans = [
+                Span(row, 1, at - left_out, reaching(blocks, at - left_out + steps - 1))
+                for row, (blocks, at, left_out) in enumerate(padded)
+            ]
+            self._known = starts, (rows, steps), spans
+        return spans
 
 
 def read_chains(drawn: Numbers, sequences: int) -> Found:

@@ -38,7 +38,6 @@ from engine.sampling.row_params import (
     draft_tokens_of,
     fields_of,
     flatten,
-    is_adjusted,
     plan_of,
     shape_of,
     to_device,
@@ -244,9 +243,10 @@ class DeviceDraws:
     def _count_updates(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
         """Return each sequence's slot (0: it needs only temperature and filters) and the updates to
         write, or None if all slots are 0."""
-        if not self._fields_of(seqs).adjusts:
+        if not (fields := self._fields_of(seqs)).adjusts:
             return None
-        flags = [is_adjusted(seq) for seq in seqs]
+        early = np.array([len(seq.tokens) for seq in seqs]) < fields.early
+        flags = (fields.adjusted | early).tolist()
         if not any(flags):
             return None
         slots, new = self.counts.updates([s for s, flag in zip(seqs, flags, strict=True) if flag])

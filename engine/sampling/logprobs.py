@@ -63,11 +63,11 @@ def from_scores(
     """Return the log-probabilities of `tokens` from the rows of `scores`, with the `counts` most
     likely ids of each row."""
     middle = 1 + numbers.shape[1] // 2
-    ranks, ids = (numbers[:, part].astype(np.int64).tolist() for part in (1, slice(2, middle)))
-    values, tops = numbers[:, 0].tolist(), numbers[:, middle:].tolist()
+    ranks, ids = (numbers[:, part].astype(np.int64) for part in (1, slice(2, middle)))
+    tops = [*zip(ids.ravel().tolist(), numbers[:, middle:].ravel().tolist(), strict=True)]
+    firsts = [row * (middle - 2) for row in range(len(numbers))]
+    each = zip(tokens, counts, firsts, numbers[:, 0].tolist(), ranks.tolist(), strict=True)
     return [
-        TokenLogprobs(token, value, list(zip(row_ids[:count], row_tops[:count], strict=True)), rank)
-        for token, count, value, rank, row_ids, row_tops in zip(
-            tokens, counts, values, ranks, ids, tops, strict=True
-        )
+        TokenLogprobs(token, value, tops[first : first + count], rank)
+        for token, count, first, value, rank in each
     ]

@@ -17,8 +17,9 @@ from torch import Tensor
 from engine.attention.packed_copy import copied_to_device
 from engine.messages import SamplingParams
 from engine.sampling.filters import num_ranked_of
-from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.logits import LogitsProcessor
 from engine.sampling.noise import Numbers, key_halves, splitmix64
+from engine.sampling.penalties import is_penalised
 from engine.sampling.plain import Plain, Rows
 from engine.scheduling.segment import ancestors_of
 from engine.scheduling.sequence import Sequence
@@ -65,13 +66,14 @@ class Fields(NamedTuple):
     """The sampling fields of some sequences, which never change. `table` float64 `[sequences,
     COLUMNS]`, 0 in columns that depend on row or step; `seeds`: hashed by splitmix64; `counts`:
     alternatives in log-probabilities (-1: not requested); `early`: lengths below which they may not
-    end. `adjusts`: any needs Adjustments; `num_ranked`: see filters.survivors, 0 if none is
-    filtered."""
+    end; `adjusted`: whether bias or penalties apply. `adjusts`: any needs Adjustments;
+    `num_ranked`: see filters.survivors, 0 if none is filtered."""
 
     table: Numbers
     seeds: Numbers
     counts: Numbers
     early: Numbers
+    adjusted: Numbers
     adjusts: bool
     num_ranked: int
 
@@ -81,12 +83,14 @@ def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fi
     plains = [processor.fields(seq) for seq in seqs]
     params = [seq.params for seq in seqs]
     cut = [plain for plain in plains if plain.is_filtered(vocab)]
+    adjusted = np.array([bool(p.logit_bias) or is_penalised(p) for p in params])
     return Fields(
         np.array([_columns_of(*each, vocab) for each in zip(params, plains, strict=True)]),
         splitmix64(np.array([p.seed for p in params], np.uint64)),
         np.array([-1 if p.logprobs is None else p.logprobs for p in params]),
         np.array([seq.num_prompt + seq.params.min_tokens for seq in seqs]),
-        any(seq.params.min_tokens or is_adjusted(seq) for seq in seqs),
+        adjusted,
+        bool(adjusted.any()) or any(p.min_tokens for p in params),
         num_ranked_of(cut, vocab) if cut else 0,
     )
 
@@ -194,11 +198,6 @@ def add_slots(plan: Plan, batch: Seq[Rows], slots: Seq[int], unseen: int) -> Non
         if rows.parents is not None:
             of_tree = plan.table[at : at + rows.size]
             of_tree[:, _SLOT + 1] += of_tree[:, _DEPTHS].cumsum() - of_tree[:, _DEPTHS]
-
-
-def is_adjusted(seq: Sequence) -> bool:
-    """Whether any field but temperature and filters applies to its next token."""
-    return RowContext(seq, []).is_adjusted
 
 
 def to_device(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:

@@ -60,7 +60,7 @@ class TokenCounts:
         assert len(seqs) <= self._sequences
         if seqs and not len(self.seen):
             self._allocate(self._sequences + 1)
-        adds, biases = _Entries(), _Entries()
+        adds, biases, slots = _Entries(), _Entries(), list[int]()
         for seq in seqs:
             if seq in self._held:
                 self._held.move_to_end(seq)
@@ -69,10 +69,11 @@ class TokenCounts:
                 self._held[seq] = self._free_slot(), seq.num_prompt
                 self._enter(seq, adds, biases)
             slot, length = self._held[seq]
-            new = seq.tokens[length:]
-            adds.put(slot * self._vocab, new, [GENERATED] * len(new))
-            self._held[seq] = slot, len(seq.tokens)
-        return [self._held[seq][0] for seq in seqs], [*adds.arrays(), *biases.arrays()]
+            slots.append(slot)
+            if new := seq.tokens[length:]:
+                adds.put(slot * self._vocab, new, [GENERATED] * len(new))
+                self._held[seq] = slot, len(seq.tokens)
+        return slots, [*adds.arrays(), *biases.arrays()]
 
     @property
     def tables(self) -> Counts:

@@ -99,9 +99,11 @@ class Allowance:
         """Call between `draft_rows` and `limits`. Leaves the main proposer out, for the look-ups
         that it would have replaced, if it gains less than it costs."""
         (cost, gain), limits = self.choice.drafting, self._limits
+        if not limits:
+            return
         asked = [seq for seq, _, _, k in chunks if k and len(limits.get(seq, ())) < 2]
         replaced = [self._replaced[seq][1] for seq in asked if seq in self._replaced]
-        if limits and gain * len(asked) - sum(replaced) < cost:
+        if gain * len(asked) - sum(replaced) < cost:
             self._k = 0
             for own in limits.values():
                 own[self._main] = 0
@@ -132,6 +134,8 @@ class Allowance:
         if self.leaves:
             leaves = self._controller.branch(confidences, lengths)
         for i, length, places in zip(sure, lengths, leaves, strict=False):
+            if length == len(proposals[i].tokens) and not places:
+                continue
             whole, room = proposals[i], min(chunks[i].k - length, self.leaves)
             own = whole.branched(places, length, room) if length else EMPTY
             if own is not whole:

@@ -111,7 +111,7 @@ class DraftModelProposer(Proposer):
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
             draft.follow_grammar()
-        live = self._ready(list(drafts.values()))
+        live = [draft for draft in drafts.values() if draft.is_unfinished]
         if live:
             output, counts = self._catch_up(live)
             compared, last = compared_rows([draft.seq for draft in live], counts)
@@ -120,7 +120,7 @@ class DraftModelProposer(Proposer):
             live, output = self._draw_chains(live, output, last)
         if live:
             self._draw(live, output)
-        while live := self._ready(live):
+        while live := [draft for draft in live if draft.is_unfinished]:
             if self._continues and not self._continues([draft.confidences for draft in live]):
                 break
             self._draw(live, self._extend(live))
@@ -128,10 +128,6 @@ class DraftModelProposer(Proposer):
             drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
         ]
-
-    def _ready(self, drafts: list[Draft]) -> list[Draft]:
-        """Return the drafts whose next token can be drawn."""
-        return [draft for draft in drafts if draft.is_unfinished]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
         """Start `propose` without waiting for the device; then call `enqueue`, and `finish` once
@@ -232,13 +228,8 @@ class DraftModelProposer(Proposer):
     ) -> DraftedChains:
         """See ModelRunner.unseen_chain; `output` has the row of each draft's last token."""
         assert isinstance(self._draws, DeviceDraws)
-        return self._runner.unseen_chain(
-            output,
-            starts,
-            steps=[draft.k for draft in drafts],
-            table=table,
-            held=self._draws.held([draft.seq for draft in drafts]),
-        )
+        steps, held = [draft.k for draft in drafts], self._draws.held([d.seq for d in drafts])
+        return self._runner.unseen_chain(output, starts, steps=steps, table=table, held=held)
 
     def _take_chains(self, drafts: list[Draft], chains: Found) -> None:
         self.forward_seconds += self._runner.seconds

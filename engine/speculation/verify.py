@@ -12,6 +12,8 @@ forward (a budget, a grammar, low confidence), even depending on the draft token
 
 from __future__ import annotations
 
+from operator import ne
+
 import msgspec
 
 from engine.scheduling.segment import CHAIN
@@ -32,10 +34,8 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative value marks a row from which nothing could be drawn."""
     if proposal.branches is None and min(drawn) >= 0:
-        draft_tokens = proposal.tokens
-        kept, count = 0, len(draft_tokens)
-        while kept < count and drawn[kept] == draft_tokens[kept]:
-            kept += 1
+        wrong = [*map(ne, drawn, proposal.tokens), True]
+        kept = wrong.index(True)
         return VerifyResult(drawn, CHAIN[1 : kept + 1], drawn[: kept + 1])
     children: dict[tuple[int, int], int] = {}
     for node, place in enumerate(zip(proposal.parents, proposal.tokens, strict=True)):

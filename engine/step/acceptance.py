@@ -20,7 +20,7 @@ from engine.sampling.logits import RowContext
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import UNDECIDED, Rows
 from engine.scheduling.constraint import Constraint
-from engine.scheduling.segment import Segment
+from engine.scheduling.segment import CHAIN, Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal
@@ -52,6 +52,8 @@ class Sampled(msgspec.Struct):
     @property
     def rows(self) -> list[int]:
         """Return the row of each kept token, counted from `row`: 0 for the root, then 1 + node."""
+        if self.proposal.branches is None:
+            return CHAIN[1 : 1 + len(self.tokens)]
         return [0, *(1 + node for node in self.path)][: len(self.tokens)]
 
 
@@ -66,17 +68,10 @@ def segments(chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Segment]:
     packed = []
     for chunk, proposal in zip(chunks, proposals, strict=True):
         seq, start, length, _ = chunk
-        draft_tokens, end = proposal.tokens, start + length
-        committed = prompt_rows(chunk) or int(end == len(seq.tokens))
-        packed.append(
-            Segment(
-                seq.tokens[start:end] + draft_tokens,
-                start,
-                seq.blocks,
-                committed + len(draft_tokens),
-                proposal.branches,
-            )
-        )
+        end, known = start + length, seq.tokens
+        count = (prompt_rows(chunk) or int(end == len(known))) + len(proposal.tokens)
+        tokens = known[start:end] + proposal.tokens
+        packed.append(Segment(tokens, start, seq.blocks, count, proposal.branches))
     return packed
 
 

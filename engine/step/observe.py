@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
+from operator import ne
 
 from engine.messages import CONTEXTS, StepMetrics, StepSeconds
 from engine.scheduling.sequence import Sequence
@@ -98,10 +100,9 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Seq
 def _compare(draft_tokens: list[int], tokens: list[int]) -> tuple[int, int]:
     """Return (tried, right): how many draft tokens are known to be right or wrong, and how many
     were right. Tokens left out of the forward are compared with the committed tokens."""
-    right, most = 0, len(draft_tokens) if len(draft_tokens) < len(tokens) else len(tokens)
-    while right < most and draft_tokens[right] == tokens[right]:
-        right += 1
-    return right + 1 if right < most else most, right
+    wrong = [*map(ne, draft_tokens, tokens)]
+    right = wrong.index(True) if True in wrong else len(wrong)
+    return right + (right < len(wrong)), right
 
 
 def _forced(item: Sampled) -> tuple[int, int]:
@@ -138,22 +139,21 @@ def measure(
 def _count_draft_tokens(gauges: StepMetrics, sampling: list[SequenceStep], main: str) -> None:
     """Count each sampling sequence at its number of verified draft tokens; the planned number is
     only an upper bound."""
-    most = max([part.proposed for part in sampling], default=0)
+    sizes = [part.proposed for part in sampling]
+    most = max(sizes, default=0)
+    gauges.k_counts = [sizes.count(size) for size in range(most + 1)]
     if not most:
-        gauges.k_counts = [len(sampling)]
         return
-    proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
+    gauges.proposed_at = _reaching([part.proposed for part in sampling if not part.depths], most)
+    gauges.accepted_at = _reaching([part.accepted for part in sampling], most)
     by_proposer: dict[str, tuple[int, int]] = {}
     by_context = [0] * len(_CONTEXTS), [0] * len(_CONTEXTS)
     for part in sampling:
         proposed, accepted, (forced, kept) = part.proposed, part.accepted, part.forced
-        k_counts[proposed] += 1
         if not proposed:
             continue
-        for depth in part.depths or range(1, proposed + 1):
-            proposed_at[depth - 1] += 1
-        for i in range(accepted):
-            accepted_at[i] += 1
+        for depth in part.depths:
+            gauges.proposed_at[depth - 1] += 1
         if forced:
             before = by_proposer.get(GRAMMAR, (0, 0))
             by_proposer[GRAMMAR] = before[0] + forced, before[1] + kept
@@ -168,8 +168,11 @@ def _count_draft_tokens(gauges: StepMetrics, sampling: list[SequenceStep], main:
     gauges.proposed_behind, gauges.accepted_behind = by_context
     if total := sum(by_context[0]):
         by_proposer[main] = total, sum(by_context[1])
-    gauges.num_proposed = sum(proposed_at)
-    gauges.num_accepted = sum(accepted_at)
+    gauges.num_proposed, gauges.num_accepted = sum(sizes), sum(gauges.accepted_at)
     gauges.by_proposer = by_proposer
-    gauges.proposed_at, gauges.accepted_at = proposed_at, accepted_at
-    gauges.k_counts = k_counts
+
+
+def _reaching(numbers: list[int], most: int) -> list[int]:
+    """Return, for each of 1 .. `most`, how many of these numbers are at least as large."""
+    counts = Counter(numbers).items()
+    return [sum([n for number, n in counts if number >= size]) for size in range(1, most + 1)]

@@ -89,7 +89,8 @@ class Rounds:
         draft, draws = self._draft, self._draws
         if draft is None or draws is None or self._allowance.leaves:
             return None
-        if not all(_is_drawn_at_once(chunk, draws) for chunk in plan.chunks):
+        # The host must not need a chunk's logits in the middle of the step.
+        if any(prompt_rows(c) or (c.samples and not draws.takes(c.seq)) for c in plan.chunks):
             return None
         looked_up, chunks = self._proposer.look_up(plan.chunks)
         pending = draft.begin(chunks)
@@ -111,9 +112,9 @@ class Rounds:
             for chunk, free in zip(chunks, looked_up, strict=True)
         ]
         self._allowance.keep(plan.chunks, proposals)  # cuts nothing; the controller learns
-        pairs = [pair for pair in zip(plan.chunks, proposals, strict=True) if pair[0].samples]
-        sampled = [Sampled(*pair, each.first) for pair, each in zip(pairs, rows, strict=True)]
-        counts = [1 + len(item.proposal) for item in sampled]
+        every, first = zip(plan.chunks, proposals, packed, strict=True), iter(rows)
+        sampled = [Sampled(*pair, next(first).first) for *pair, work in every if work.num_logits]
+        counts = [1 + len(item.proposal.tokens) for item in sampled]
         self._acceptor.walk(sampled, output, drawn.results(numbers[len(pending.sent) :], counts))
         if self._is_learnt_from(plan):
             self._teach(plan, sampled, output, packed)
@@ -134,11 +135,6 @@ class Rounds:
         """Pass outcomes, and hidden states if needed, to the proposers that learn."""
         every = self._proposer.hidden is not None and self._proposer.hidden.every
         self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
-
-
-def _is_drawn_at_once(chunk: Chunk, draws: DeviceDraws) -> bool:
-    """Whether the host need not see this chunk's logits in the middle of the step."""
-    return not prompt_rows(chunk) and (draws.takes(chunk.seq) or not chunk.samples)
 
 
 def _packed(
