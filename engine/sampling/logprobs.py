@@ -65,9 +65,10 @@ def from_scores(
     middle = 1 + numbers.shape[1] // 2
     ranks, ids = (numbers[:, part].astype(np.int64) for part in (1, slice(2, middle)))
     tops = [*zip(ids.ravel().tolist(), numbers[:, middle:].ravel().tolist(), strict=True)]
-    firsts = [row * (middle - 2) for row in range(len(numbers))]
+    width = middle - 2
+    firsts = [row * width for row in range(len(numbers))]
     each = zip(tokens, counts, firsts, numbers[:, 0].tolist(), ranks.tolist(), strict=True)
     return [
-        TokenLogprobs(token, value, tops[first : first + count], rank)
+        TokenLogprobs(token, value, tops[first : first + min(count, width)], rank)
         for token, count, first, value, rank in each
     ]
