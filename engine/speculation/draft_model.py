@@ -111,7 +111,7 @@ class DraftModelProposer(Proposer):
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
             draft.follow_grammar()
-        live = [draft for draft in drafts.values() if draft.is_unfinished]
+        live = self._ready(list(drafts.values()))
         if live:
             output, counts = self._catch_up(live)
             compared, last = compared_rows([draft.seq for draft in live], counts)
@@ -120,7 +120,7 @@ class DraftModelProposer(Proposer):
             live, output = self._draw_chains(live, output, last)
         if live:
             self._draw(live, output)
-        while live := [draft for draft in live if draft.is_unfinished]:
+        while live := self._ready(live):
             if self._continues and not self._continues([draft.confidences for draft in live]):
                 break
             self._draw(live, self._extend(live))
@@ -128,6 +128,10 @@ class DraftModelProposer(Proposer):
             drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
         ]
+
+    def _ready(self, drafts: list[Draft]) -> list[Draft]:
+        """Return the drafts whose next token can be drawn."""
+        return [draft for draft in drafts if draft.is_unfinished]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
         """Start `propose` without waiting for the device; then call `enqueue`, and `finish` once

@@ -112,8 +112,9 @@ class Rounds:
             for chunk, free in zip(chunks, looked_up, strict=True)
         ]
         self._allowance.keep(plan.chunks, proposals)  # cuts nothing; the controller learns
-        every, first = zip(plan.chunks, proposals, packed, strict=True), iter(rows)
-        sampled = [Sampled(*pair, next(first).first) for *pair, work in every if work.num_logits]
+        every = zip(plan.chunks, proposals, packed, strict=True)
+        pairs = [(chunk, proposal) for chunk, proposal, work in every if work.num_logits]
+        sampled = [Sampled(*pair, each.first) for pair, each in zip(pairs, rows, strict=True)]
         counts = [1 + len(item.proposal.tokens) for item in sampled]
         self._acceptor.walk(sampled, output, drawn.results(numbers[len(pending.sent) :], counts))
         if self._is_learnt_from(plan):
