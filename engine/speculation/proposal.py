@@ -113,9 +113,7 @@ def chain(tokens: Seq[int], source: str) -> Proposal:
 
 
 EMPTY = Proposal()
-UNREADY = Proposal(
-    source="unready"
-)  # the proposer lacks a state: says nothing about how good it is
+UNREADY = Proposal(source="unready")  # the proposer lacks a state: no evidence about it
 
 
 def log_odds(chance: float) -> float:
