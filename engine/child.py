@@ -34,7 +34,6 @@ _HUGE_PAGE = 1 << 21  # bytes
 _LEAST = 2 * _HUGE_PAGE  # smallest mapping to move: a call takes 5 ms, and there are many
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 _MAPS = Path("/proc/self/maps")
-MOST_NEW = 50_000  # objects of a garbage collection: many more than a step has, which leaves none
 
 
 def follow_parent() -> bool:
@@ -105,7 +104,6 @@ def freeze_memory() -> threading.Thread:
     thousands of small pages, whose TLB entries every forward evicts."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(MOST_NEW)
     thread = threading.Thread(target=_collapse_heap, name="huge-pages", daemon=True)
     thread.start()
     return thread

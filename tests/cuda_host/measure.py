@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from engine.child import MOST_NEW
 from engine.config import EngineConfig, Role
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
@@ -140,15 +139,13 @@ def nodes_of_few_layers(
 
 def started(config: EngineConfig) -> tuple[Engine, dict[str, float]]:
     """Return an engine at fixed `K`, and the CPU seconds for building the models and for the rest
-    (compilation that is not cached, captures, the profile). From then on garbage is collected as
-    rarely as in the engine's process."""
+    (compilation that is not cached, captures, the profile)."""
     times = [sum(os.times()[:4])]  # includes child processes, which assemble kernels
     pair = load_pair(config)
     times.append(sum(os.times()[:4]))
     engine = Engine(config, pair=pair)
     times.append(sum(os.times()[:4]))
     engine.set_speculation("fixed", K)
-    gc.set_threshold(MOST_NEW)
     return engine, {"models": times[1] - times[0], "engine": times[2] - times[1]}
 
 
