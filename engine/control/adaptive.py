@@ -27,6 +27,7 @@ _IDLE = 4  # factor on intervals at K = 0 without proposals: nothing new is lear
 _SKIPS = 8  # then only one step in so many is processed, to save host time
 _EXTRA_EVERY = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps at K = 0 until the CPU caches settle
+_LATE = 8  # steps at K = 0 after which trees that are compared lie behind every verified one
 _TRIM_GAIN = 0.02  # minimum gain that is worth the time to leave tokens out
 _BRANCH_GAIN = 0.02  # minimum gain for which second-best tokens are used
 # Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
@@ -57,6 +58,7 @@ class AdaptiveK:
         self._chosen = self._since_change = 0  # steps since a choice; since size or K > 0 changed
         self._caught_up = True  # the last step proposed for all
         self._steps_at_zero = 0  # steps in a row at K = 0
+        self._late = _LATE if trees else 0  # so many of them before hindsight is of use
         self._unread = list[StepRecord]()  # steps at K > 0 whose outcomes were not added yet
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
         self._extra = False  # this step runs one draft step more than seems to pay
@@ -94,10 +96,9 @@ class AdaptiveK:
         self._skips = min(_SKIPS - 1, self._explore.rounds_left) if skips else 0
         k = min(k + self._extra, self.k_max)
         most = min(max(self._sequences // 4, 1), _PROBE_SEQUENCES) if self._probes_few else None
-        hindsight = k > 0 and not self._caught_up
-        self._choice = replace(
-            self._best, k=k, reason=reason, max_speculating=most, uses_hindsight=hindsight
-        )
+        late = k > 0 and not self._caught_up and self._steps_at_zero >= self._late
+        own = {"k": k, "reason": reason, "max_speculating": most, "uses_hindsight": late}
+        self._choice = replace(self._best, **own)
         return self._choice
 
     def _dwell(self, *, idle: bool) -> int:
@@ -205,7 +206,7 @@ class AdaptiveK:
             every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
             self._every = min(every, 1 + self._since_change // 4)  # a new choice may be an error
         changed = self._learn_outcomes()
-        if seen.agreements:
+        if seen.agreements and self._choice.uses_hindsight:
             self._proposals.learn_in_hindsight(seen.agreements)
         if explore.is_last:
             self._chosen = max(self._chosen, _IDLE * _DWELL_LAST)
@@ -240,8 +241,7 @@ class AdaptiveK:
 
     def estimates(self) -> Estimates:
         """Return the estimates of the last choice; before the first there are no rates."""
-        acceptance = 1.0 - self._proposals.acceptance.rejection
-        rates = self._goodput.rates
+        acceptance, rates = 1.0 - self._proposals.acceptance.rejection, self._goodput.rates
         if self._size < 0 or not rates[0]:
             return Estimates(reason=self._choice.reason, acceptance=acceptance)
         k = self._choice.k if self._choice.reason in ("probe", "trial") else self._best.k

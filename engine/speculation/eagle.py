@@ -198,9 +198,8 @@ class EagleProposer(Proposer):
             if not any(tree.frontier for tree in trees):
                 break
             rows, *noise = self._extend(trees, level, rows, text, keys, values)
-        late = [each for each in every if each.before < each.seq.num_tokens - 1]
-        found = tree_agreements((each.seq, each.before + 1, each.proposal("")) for each in late)
-        self.agreements = [*self.agreements, *found]
+        late = [(t.seq, t.before + 1, t.proposal("")) for t in every if not t.pending]
+        self.agreements = [*self.agreements, *tree_agreements(late)]
 
     def _noise(self, trees: Seq[_Tree], level: int) -> list[Numbers]:
         """Return the `noise_numbers` of the rows that predict this level."""

@@ -174,8 +174,9 @@ class LookaheadProposer(Proposer):
         seq, state, last = chunk.seq, self._states.get(chunk.seq), chunk.seq.num_tokens
         if state is None:
             state = self._states[seq] = _State(seq.tokens, self._config, chunk.k)
-        if self._compares():
-            places = range(max(state.end + 1, seq.num_prompt, last - MOST_TREES), last)
+        if self._compares():  # where the text is as long as a tree is deep: it shows every node
+            most = last - min(self._config.ngram - 1, chunk.k)
+            places = range(max(state.end + 1, seq.num_prompt, most - MOST_TREES + 1), most + 1)
             late = ((seq, at, self._tree(state, seq.tokens, at, chunk.k)) for at in places)
             self.agreements = [*self.agreements, *tree_agreements(late)]
         return self._tree(state, seq.tokens, last, chunk.k)

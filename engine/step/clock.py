@@ -26,13 +26,13 @@ class Overhead:
     """Host seconds that belong to a step's cost but lie outside its phases: between two consecutive
     steps, and after the phases (metrics, the controller's update). The controller's own time counts
     at its usual value for steps of this kind, not as measured, since exploring steps learn more
-    than others. Until there were enough of a kind, steps without proposals stand for it."""
+    than others. Until there were enough of a kind, steps at K = 0 stand for it."""
 
     def __init__(self) -> None:
         self._ended: float | None = None  # end of the previous step, if this one follows directly
         self._between = self._choosing = self._after = 0.0  # of this step, or the previous one
         # Usual seconds of choosing and updating, and how many steps they were averaged over, by
-        # whether the main proposer proposed, and by batch size (its bit length).
+        # whether the main proposer was asked, and by batch size (its bit length).
         self._usual: dict[tuple[bool, int], tuple[float, int]] = {}
         self._kind = (False, 0)
 
@@ -63,7 +63,7 @@ class Overhead:
 
     def end(self, stopwatch: Stopwatch, reason: Reason, *, more: bool) -> None:
         """Call last in a step. `reason`: of the choice (messages.Estimates); `more`: work is left.
-        Explorations, and steps without proposals while K > 0 pays, do not count as usual."""
+        Explorations, and steps that ask nobody while K > 0 pays, do not count as usual."""
         self._after = stopwatch()
         took, (mean, count) = self._choosing + self._after, self._usual.get(self._kind, (0.0, 0))
         if reason in ("pays" if self._kind[0] else "off", "fixed"):

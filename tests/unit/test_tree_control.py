@@ -125,3 +125,19 @@ def test_easy_text_is_noticed_sooner_in_hindsight() -> None:
         for compare in (False, True)
     )
     assert with_it > 1.01 * without
+
+
+def test_only_text_of_k_0_is_judged_in_hindsight() -> None:
+    """Bug: after a baseline of one step, and in every step while a trace was recorded, nodes within
+    the accepted tokens of a verified tree counted once more, as if a round had begun at each."""
+    world = Trees(0.0, batch=4, row=1e-5)
+    controller, traced, zeros = adaptive(world), adaptive(world), 0
+    for _ in range(600):
+        choice = controller.choose(Load(4))
+        assert traced.choose(Load(4)) == choice
+        assert not choice.uses_hindsight or zeros >= 2 * MOST_TREES
+        record, zeros = world.round(controller, choice), 0 if choice.k else zeros + 1
+        controller.update(record)
+        late = [] if choice.uses_hindsight else [Agreement(0, 0, [(0.0, True)])] * 4 * (choice.k > 0)
+        traced.update(replace(record, hindsight=late))
+    assert controller.estimates().k > 4
