@@ -138,6 +138,6 @@ def test_only_text_of_k_0_is_judged_in_hindsight() -> None:
         assert not choice.uses_hindsight or zeros >= 2 * MOST_TREES
         record, zeros = world.round(controller, choice), 0 if choice.k else zeros + 1
         controller.update(record)
-        late = [] if choice.uses_hindsight else [Agreement(0, 0, [(0.0, True)])] * 4 * (choice.k > 0)
-        traced.update(replace(record, hindsight=late))
+        more = choice.k > 0 and not choice.uses_hindsight
+        traced.update(replace(record, hindsight=[Agreement(0, 0, [(0.0, True)])] * 4 * more))
     assert controller.estimates().k > 4
