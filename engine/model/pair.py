@@ -284,7 +284,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
     reserved = reserve_of(
         models, attention, rows=rows, sequences=schedule.max_sequences, graphs=graphs,
-        logit_rows=min(rows, max(schedule.max_sequences * (nodes + 1), MOST_SCORED)),
+        logit_rows=min(rows, schedule.max_sequences * (nodes + 1) + MOST_SCORED),
     )  # fmt: skip
     return plan_memory(
         config.cache,

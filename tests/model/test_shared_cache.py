@@ -141,3 +141,13 @@ def test_the_plan_has_room_for_a_scored_prompt(plain: EngineConfig, pair: Pair) 
     many = plain.model_copy(update={"schedule": ScheduleConfig(max_sequences=512)})
     sizes = [memory_plan(each, pair).sizes()["activations"] for each in (few, many)]
     assert sizes[0] == sizes[1]
+
+
+def test_the_plan_has_room_for_a_scored_prompt_beside_draft_tokens(
+    adaptive: EngineConfig, pair: Pair
+) -> None:
+    """Bug: it had room for the logits of a scored prompt or of all draft tokens, not of both."""
+    schedules = [ScheduleConfig(max_sequences=n, max_step_tokens=2048) for n in (1, 128)]
+    plans = [memory_plan(adaptive.model_copy(update={"schedule": s}), pair) for s in schedules]
+    few, many = (plan.sizes()["activations"] for plan in plans)
+    assert many - few == 127 * 4 * pair.target.vocab_size * (4 + 3 * 4)  # three and the next one
