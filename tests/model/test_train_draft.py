@@ -290,6 +290,12 @@ def test_rows_count_what_the_target_says() -> None:
     assert torch.equal(again.ids, next(stream).ids)
 
 
+def test_of_one_text_beside_empty_ones_rows_are_held_out() -> None:
+    """Bug: nothing was, and training refused a long text beside requests without a reply."""
+    texts = [Text([1, 2, 3], 2), Text(list(range(40))), Text([4], 0)]
+    assert len(held_out(texts, 4, 0.1).ids) == 1
+
+
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.9])
 def test_of_two_rows_one_is_learnt_and_one_held_out(share: float) -> None:
     """Bug: a large share of two rows was both of them, and training without rows a traceback."""

@@ -68,10 +68,10 @@ def all_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Rows:
 def held_out(texts: Sequence[Text], length: int, share: float) -> Rows:
     """Return the rows to hold out: of an even share of the distinct texts or, of a single one, of
     its distinct rows; of two or more at least one, and not all."""
-    parts = [rows_of([text], length) for text in texts]
+    parts = [part for text in texts if len((part := rows_of([text], length)).ids)]
     if len(parts) == 1:
         parts = [parts[0].pick(slice(at, at + 1)) for at in range(len(parts[0].ids))]
-    parts = list({part.ids.numpy().tobytes(): part for part in parts if len(part.ids)}.values())
+    parts = list({part.ids.numpy().tobytes(): part for part in parts}.values())
     count = min(math.ceil(share * len(parts)), len(parts) - 1)
     chosen = [parts[(2 * i + 1) * len(parts) // (2 * count)] for i in range(count)]
     return all_of([rows_of([], length), *chosen])
