@@ -40,7 +40,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     `request`: its number in order of arrival. `position`: tokens generated before the step;
     `context`: tokens before the `rows` committed positions that the target computed, of which
     `prompt` belong to the prompt. `k`: draft tokens that the main proposer was asked for;
-    `bounded`: by the request, not by the controller. `source`: the proposer, if not the main one.
+    `bounded`: by the request. `source`: the proposer if not the main one; "unready": no state.
 
     `drafted`: tokens proposed; `proposed`: how many of these were verified; the `accepted` ones and
     one more became `tokens`. A part without tokens and `finish` does not sample. `tried`: drafted
