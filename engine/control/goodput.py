@@ -109,7 +109,7 @@ class Goodput:
         """Take `k` draft steps as the choice for the batch. Return `drafting` and `row_costs` of
         controller.Choice; a row costs what it does if all sequences have as many."""
         n, (tokens, rows), self.present = self.sequences, self.each[k], self.rates[k]
-        first, *more = self.by_row[n : (self._k_max + 2) * n : n]
+        first, more = self.by_row[n] if k else self.plain, self.by_row[2 * n :: n][: self._k_max]
         row_costs = [self.present * (seconds - first) / n for seconds in more]
         own = float(np.interp(rows - 1.0, range(len(more) + 1), [0.0, *row_costs]))
         whole, alone = (

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from engine.control.acceptance import ProposalModel
 from engine.control.cost_model import CostModel, Line, TargetCost
+from engine.control.goodput import Goodput
 from engine.control.profile import CONTEXT, Points, Profile
 from engine.scheduling.step_record import Outcome, SequenceStep, StepRecord
 from tests.support.controller_world import step_of
@@ -484,3 +486,17 @@ def test_a_step_at_k_above_0_without_proposals_has_its_own_cost() -> None:
         costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 5e-3, 3e-4), caught_up=True)
     assert costs.plain(1) == pytest.approx(5.3e-3, rel=0.01)
     assert costs.by_rows(1, 1)[1] == pytest.approx(5.8e-3, rel=0.01)
+
+
+def test_a_look_up_at_k_0_is_charged_from_a_step_at_k_0() -> None:
+    """Bug: where steps at K > 0 that propose nothing are slow, a free proposal's first row looked
+    free at K = 0, because it was compared with these."""
+    costs = costs_of([(1, 5e-3), (5, 5e-3)])
+    nothing = SequenceStep(0, 0, CONTEXT, k=4, tokens=1)
+    for _ in range(60):
+        costs.learn(StepRecord([nothing], "pays", 0.0, 6e-3), caught_up=True)
+        costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 5e-3), caught_up=True)
+    goodput = Goodput(4, ProposalModel(4), costs)
+    goodput.refresh(1, 0.0)
+    assert goodput.choose(0)[1][0] == pytest.approx(0.2, abs=0.03)
+    assert goodput.choose(1)[1][0] == pytest.approx(0.0, abs=0.03)
