@@ -67,7 +67,7 @@ def test_others_are_served_while_it_is_written(what: str) -> None:
         note_loop(served, tokenizer)
         posting = pool.submit(httpx.post, f"{served.url}{path}", json=body, timeout=60)
         assert tokenizer.called.wait(30), "it is written in the loop"
-        assert httpx.get(f"{served.url}/health", timeout=30).status_code == 200
+        assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
         assert not posting.done()
         tokenizer.free.set()
         reply = posting.result()

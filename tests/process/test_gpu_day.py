@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,17 @@ def test_every_part_runs_and_one_page_reports_all(tmp_path: Path) -> None:
     [
         ("print('here', flush=True); raise SystemExit(3)", 3, "here\n"),
         ("import os; print('here', flush=True); os.abort()", -6, "here\n"),
-        ("import time; print('here', flush=True); time.sleep(900)", None, "here\n"),
+        ("import time; print('here', flush=True); time.sleep(60)", None, "here\n"),
     ],
     ids=["fails", "crashes", "hangs"],
 )
 def test_the_output_of_a_part_is_kept_however_it_ends(
     tmp_path: Path, program: str, code: int | None, output: str
 ) -> None:
-    limit = 300.0 if code is not None else 3.0
-    outcome = run(Job("a", "?", limit, ("-c", program)), tmp_path, 600.0)
+    began = time.monotonic()
+    outcome = run(Job("a", "?", 3.0, ("-c", program)), tmp_path, 60.0)
     assert (outcome.code, outcome.output) == (code, output)
-    assert outcome.seconds < 300
+    assert time.monotonic() - began < 30
 
 
 def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
