@@ -27,8 +27,8 @@ _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 class Connection(H11Protocol):
     """Closes if a head is not complete `HEAD_SECONDS` after its first byte or after the connection
     was made; bytes that trickle in do not extend this. Between requests uvicorn's
-    `timeout_keep_alive` applies. A head or trailers of more than `HEAD_BYTES` get a 431. Once a
-    reply is complete, or was given up, the client must read some of it every `UNREAD_SECONDS`."""
+    `timeout_keep_alive` applies. A head or trailers of more than `HEAD_BYTES` get a 431. The client
+    must read some of an unread reply, complete or not, every `UNREAD_SECONDS`."""
 
     HEAD_SECONDS = 20.0
     UNREAD_SECONDS = 60.0
@@ -38,7 +38,9 @@ class Connection(H11Protocol):
         super().__init__(*args, **kwargs)
         self.conn = _BoundedParser(self.HEAD_BYTES, self._refuse)
         app = self.app
-        self.app = lambda scope, receive, send: self._run(app, scope, receive)
+        self.app = lambda scope, receive, send: app(
+            scope, receive, Sender(self.cycle, self.cut, self.UNREAD_SECONDS)
+        )
         self._unread: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._refused = False  # nothing more is read
@@ -51,12 +53,6 @@ class Connection(H11Protocol):
         if not self._refused:
             super().data_received(data)
             self._watch_head()
-
-    async def _run(self, app: Any, scope: Any, receive: Any) -> None:
-        cycle: Any = self.cycle
-        await app(scope, receive, Sender(cycle))
-        if cycle.response_started and not cycle.response_complete:
-            self.cut()  # the client read nothing for too long
 
     def cut(self) -> None:
         """Close at once and drop unread data; a running request sees its client disconnect."""

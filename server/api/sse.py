@@ -1,7 +1,7 @@
 """Server-sent events: from the deltas of one generation to the bytes that its client reads.
 
 sse-starlette is not used: docs/decisions.md has the measurement. One task sends, one watches for a
-disconnect, one sends pings and cuts off a client that stops reading.
+disconnect, one sends pings. `server.connection` cuts off a client that stops reading.
 
 If the engine is lost or refuses the request, the stream ends with an error (`EventWriter.fail`).
 A disconnect cancels the iterator, and in every case `close` aborts what is still running.
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 # Neither a cache nor a proxy (the second header is nginx's) may hold back events.
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 PING_SECONDS = 15.0
-SEND_SECONDS = 60.0  # a client that reads nothing for this long is cut off
-PIECE = 64 * 1024  # bytes per message, so that slow readers of long payloads are seen to read
 DONE = b"data: [DONE]\n\n"
 
 
@@ -60,22 +58,21 @@ class EventStream(StreamingResponse):
         *,
         ping: bytes | None = None,
         ping_seconds: float = PING_SECONDS,
-        send_seconds: float = SEND_SECONDS,
     ) -> None:
         self._events = events(call, writer)
         super().__init__(self._events, headers=HEADERS)
         self._generation = call.generation
         self._ping = ping
-        self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
-        self._sent = 0  # messages that `send` has accepted
-        self._turn = asyncio.Lock()  # so that no ping comes between the pieces of a payload
+        self._ping_seconds = ping_seconds
+        self._sent = 0  # payloads
+        self._turn = asyncio.Lock()  # so that no ping that waits for a reader comes after the end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.create_task(self._write(send))
         tasks = [
             writing,
             asyncio.create_task(until_disconnect(receive)),
-            asyncio.create_task(self._until_stuck(send)),
+            asyncio.create_task(self._ping_while_silent(send)),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -93,29 +90,19 @@ class EventStream(StreamingResponse):
         async with aclosing(self._events) as payloads:
             async for payload in payloads:
                 async with self._turn:
-                    for at in range(0, len(payload), PIECE):
-                        await send(_body(payload[at : at + PIECE]))
-                        self._sent += 1
-        await send(_body(b"", more=False))
+                    await send(_body(payload))
+                self._sent += 1
+        async with self._turn:
+            await send(_body(b"", more=False))
 
-    async def _until_stuck(self, send: Send) -> None:
-        """Send pings while there is nothing else to send; return when the client has not read for
-        too long. Checked once per ping: a deadline per event would cost as much as the event."""
-        before, stuck = 0, 0.0
-        while stuck < self._send_seconds:
+    async def _ping_while_silent(self, send: Send) -> None:
+        before = 0
+        while True:
             await asyncio.sleep(self._ping_seconds)
-            if self._sent != before:
-                before, stuck = self._sent, 0.0
-            elif self._turn.locked():
-                stuck += self._ping_seconds
-            else:
-                try:
-                    async with asyncio.timeout(self._send_seconds), self._turn:
-                        ping = self._ping or f": ping - {datetime.now(UTC)}\n\n".encode()
-                        await send(_body(ping))
-                except TimeoutError:
-                    break
-        logger.info("cut a client that read nothing for %.0f s", self._send_seconds)
+            if self._sent == before and not self._turn.locked():
+                async with self._turn:
+                    await send(_body(self._ping or f": ping - {datetime.now(UTC)}\n\n".encode()))
+            before = self._sent
 
 
 def _body(body: bytes, *, more: bool = True) -> Message:
