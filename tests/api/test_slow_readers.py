@@ -147,6 +147,29 @@ def test_a_reader_that_takes_nothing_is_cut(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_slow_reader_of_a_long_payload_is_not_cut() -> None:
+    """Bug: a stream was cut while its client was still reading, if one payload took longer than
+    the bound for a client that reads nothing: whatever had been generated while the client did not
+    read was one payload."""
+    received = bytearray()
+
+    async def send(message: Message) -> None:
+        body = message.get("body", b"")
+        await asyncio.sleep(len(body) * 2 * Connection.UNREAD_SECONDS / 1e6)
+        received.extend(body)
+
+    async def main() -> None:
+        call = started(FakeClient())
+        writer = ChunkWriter(call, TEXT, CompletionShape().choices)
+        writer.begin = lambda: b": " + bytes(1_000_000) + b"\n\n"  # type: ignore[method-assign]
+        response = EventStream(call, writer)
+        await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 300)
+
+    timeless.run(main())
+    assert len(received) > 1_000_000
+    assert received.endswith(b"data: [DONE]\n\n")
+
+
 def test_a_silent_stream_is_kept_alive() -> None:
     """Comments are sent while the engine is silent, and none between the events of a stream."""
     gate = asyncio.Semaphore(0)
@@ -217,6 +240,7 @@ def test_no_ping_comes_after_the_end() -> None:
         await asyncio.wait_for(stream({"type": "http"}, nothing, send), 30)
 
     timeless.run(main())
+    assert all(body.endswith(b"\n\n") for body in sent[1:-1])  # no ping within an event
     assert any(body.startswith(b": ping") for body in sent)
     assert sent[-2].endswith(b"data: [DONE]\n\n")
     assert sent[-1] == b""
