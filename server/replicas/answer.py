@@ -13,8 +13,8 @@ from server.replicas.ingress import Forwarded, ResponsePart
 
 
 async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
-    """Yield what the app sends, in whole events (long ones come in pieces without a pause), with
-    the ids of their text. Closing this iterator looks like a client disconnect to the app."""
+    """Yield what the app sends, in whole events, with the ids of their text. Closing this iterator
+    looks like a client disconnect to the app."""
     progress = request.progress or ReplyProgress()
     starts, bodies, ids = list[ResponsePart](), list[bytes](), list[int]()
     news, gone = asyncio.Event(), asyncio.Event()
