@@ -4,6 +4,7 @@ that disconnects."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import chain
 
 from starlette.requests import Request as HttpRequest
@@ -50,11 +51,11 @@ def _joined(index: int, deltas: list[Delta]) -> Delta:
     logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
     tokens = [delta.tokens for delta in deltas if delta.tokens is not None]
     origins = [delta.provenance for delta in deltas if delta.provenance is not None]
-    return Delta(
-        index,
-        "".join(delta.text for delta in deltas),
-        list(chain.from_iterable(logprobs)) if logprobs else None,
-        deltas[-1].finish,
-        list(chain.from_iterable(tokens)) if tokens else None,
-        list(chain.from_iterable(origins)) if origins else None,
+    return replace(
+        deltas[-1],
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        logprobs=list(chain.from_iterable(logprobs)) if logprobs else None,
+        tokens=list(chain.from_iterable(tokens)) if tokens else None,
+        provenance=list(chain.from_iterable(origins)) if origins else None,
     )

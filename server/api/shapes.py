@@ -7,6 +7,7 @@ message of the same reply unstreamed.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class ChatShape:
         self._id = id
         self._use = use
         self._scores_thinking = scores_thinking
-        self._parsers: dict[int, ReplyParser] = {}  # by choice
+        self._parsers = defaultdict[int, ReplyParser](None if use is None else use.parser)
 
     def opening(self, index: int) -> dict[str, Any]:
         content = "" if self._use is None else None
@@ -71,7 +72,6 @@ class ChatShape:
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the choices, one per chunk; at least one if the delta has a finish."""
         deltas, finish = self._read(delta)
-        deltas = [] if delta.known else deltas
         beside = self._annotations(delta)
         if not deltas and (finish is not None or delta.tokens or any(beside.values())):
             deltas = [{}]
@@ -101,11 +101,10 @@ class ChatShape:
         use = self._use
         if use is None:
             return [{"content": delta.text} if delta.text else {}], delta.finish
-        parser = self._parsers.get(delta.index)
-        if parser is None:
-            parser = self._parsers[delta.index] = use.parser()
+        parser = self._parsers[delta.index]
         pieces = parser.push(delta.text, last=delta.finish is not None)
-        deltas = [self._delta(piece, delta.index) for piece in pieces if use.shows(piece)]
+        shown = () if delta.known else filter(use.shows, pieces)
+        deltas = [self._delta(piece, delta.index) for piece in shown]
         return deltas, "tool_calls" if delta.finish == "stop" and parser.num_calls else delta.finish
 
     def _delta(self, piece: Piece, index: int) -> dict[str, Any]:

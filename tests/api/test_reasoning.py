@@ -208,6 +208,19 @@ def test_a_reply_resumes_anywhere() -> None:
         )
 
 
+@pytest.mark.parametrize("text", [f"{REPLY} \n", REPLY[:15] + "</thi"])
+def test_a_complete_reply_has_no_more_text(text: str) -> None:
+    """Bug: unstreamed, the text that a parser holds back to the end came again."""
+    fields: Any = {"return_token_ids": True, "temperature": 0, "max_tokens": len(text.encode())}
+    whole, _ = post(text, **fields)
+    ids = whole["choices"][0]["token_ids"]
+    assert ids == list(text.encode())
+    again, _ = post(text, resume={"token_ids": ids}, **fields)
+    [choice] = again["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "", "refusal": None}
+    assert choice["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
 @pytest.mark.parametrize("size", [None, 14])
 def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None) -> None:
