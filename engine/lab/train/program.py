@@ -203,7 +203,7 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     check_folders(config)
     tokenizer = tokenizer_of(parsed.target)
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    texts = {path: [Text(encode(read_text(path)))] for path in parsed.text}
+    texts = {f"--text {path}": [Text(encode(read_text(path)))] for path in parsed.text}
     prompt_texts = read_texts(parsed.prompts, renderer(tokenizer)) if parsed.prompts else []
     prompts = [encode(text) for text in prompt_texts]
     pair = load_pair(config)
@@ -214,13 +214,13 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
         raise ConfigError(f"--length is {parsed.length}; the target's context has {context} tokens")
     fits(parsed, pair)
     for path in parsed.ids:
-        found = read_ids(path, pair.target.vocab_size)
-        texts[path] = [Text(each.prompt + each.reply, len(each.prompt) - 1) for each in found]
+        found = [(each.prompt, each.reply) for each in read_ids(path, pair.target.vocab_size)]
+        texts[f"--ids {path}"] = [Text(prompt + reply, len(prompt) - 1) for prompt, reply in found]
     seconds = math.inf if parsed.steps else 60 * parsed.minutes * WRITING
     engine, seed = Engine(config, pair=pair), parsed.seed
     write = partial(written, engine, tokens=parsed.reply, seed=seed, seconds=seconds)
     if prompts:
-        texts["replies"] = [*texts.get("replies", []), *write(prompts)]
+        texts["replies"] = write(prompts)
     learn, held = parted(texts, write, parsed)
     some = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
             for n, rows in held.items() if len(rows.ids)}  # fmt: skip
