@@ -315,6 +315,14 @@ def test_of_one_text_beside_empty_ones_rows_are_held_out() -> None:
     assert len(held_out(texts, 4, 0.1).ids) == 1
 
 
+def test_of_one_text_given_twice_rows_are_held_out() -> None:
+    """Bug: nothing was, and training refused two equal texts, though it takes one of them."""
+    texts = [Text(list(range(40)))] * 2
+    held = held_out(texts, 4, 0.1)
+    assert len(held.ids) == 1
+    assert len(rows_of(texts, 4).without({"twice": held}).ids) == 2 * 9
+
+
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.9])
 def test_of_two_rows_one_is_learnt_and_one_held_out(share: float) -> None:
     """Bug: a large share of two rows was both of them, and training without rows a traceback."""

@@ -69,7 +69,7 @@ def held_out(texts: Sequence[Text], length: int, share: float) -> Rows:
     """Return the rows to hold out: of an even share of the distinct texts or, of a single one, of
     its distinct rows; of two or more at least one, and not all."""
     parts = [part for text in texts if len((part := rows_of([text], length)).ids)]
-    if len(parts) == 1:
+    if len({part.ids.numpy().tobytes() for part in parts}) == 1:
         parts = [parts[0].pick(slice(at, at + 1)) for at in range(len(parts[0].ids))]
     parts = list({part.ids.numpy().tobytes(): part for part in parts}.values())
     count = min(math.ceil(share * len(parts)), len(parts) - 1)
