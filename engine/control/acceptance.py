@@ -18,7 +18,7 @@ from math import exp
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.step_record import Outcome
+from engine.scheduling.step_record import Agreement, Outcome
 
 Array = NDArray[np.float64]
 Example = tuple[float, float, bool]  # log-odds of the prior, confidence, was right
@@ -304,21 +304,20 @@ class ProposalModel:
         self._calibration.learn(islice(examples, _MOST_AT_ONCE))
         self._outcomes, self._confidences, self.num_steps, self.num_proposing = [], [], 0, 0
 
-    def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
+    def learn_in_hindsight(self, agreements: Sequence[Agreement]) -> None:
         """Learn from tokens compared with the text generated at K = 0. After each wrong token a new
-        proposal would have begun. Trees: each list holds the nodes of one."""
+        proposal would have begun. Trees count like verified ones."""
         if self._trees:
-            k = max(map(len, agreements))
-            for compared in agreements:
-                hits = [node for node, (_, hit) in enumerate(compared) if hit]
-                outcome = Outcome(len(compared), len(compared), len(hits), hits)
-                self.add(k, [outcome], [[confidence for confidence, _ in compared]])
+            for tree in agreements:
+                size, hits = len(tree.compared), [n for n, hit in enumerate(tree.hits) if hit]
+                values = [confidence for confidence, _ in tree.compared]
+                self.add(tree.k, [Outcome(size, size, len(hits), hits)], [values])
             self.learn()
             return
-        self.acceptance.learn_compared([[hit for _, hit in compared] for compared in agreements])
-        for compared in agreements:
-            self._calibration.learn((self._odds[0], *each) for each in compared)
-            values = [confidence for confidence, _ in compared]
-            starts = [0, *(i + 1 for i, (_, hit) in enumerate(compared) if not hit)]
+        self.acceptance.learn_compared([found.hits for found in agreements])
+        for found in agreements:
+            self._calibration.learn((self._odds[0], *each) for each in found.compared)
+            values = [confidence for confidence, _ in found.compared]
+            starts = [0, *(i + 1 for i, hit in enumerate(found.hits) if not hit)]
             rows = [values[start : start + self._k_max] for start in starts]
             self.remember([row for row in rows if row])

@@ -206,8 +206,8 @@ class AdaptiveK:
             every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
             self._every = min(every, 1 + self._since_change // 4)  # a new choice may be an error
         changed = self._learn_outcomes()
-        if seen.agreements and (self._choice.uses_hindsight or not self._late):
-            self._proposals.learn_in_hindsight(seen.agreements)
+        if seen.hindsight and (self._choice.uses_hindsight or not self._late):
+            self._proposals.learn_in_hindsight(seen.hindsight)
         if explore.is_last:
             self._chosen = max(self._chosen, _IDLE * _DWELL_LAST)
         explore.end(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)

@@ -33,7 +33,7 @@ class Choice(msgspec.Struct, frozen=True):
     """The choice for one step. `k`: the draft steps of the main proposer; `reason`: see
     messages.Estimates; `max_speculating`: how many sequences may speculate (None: all);
     `branches`: whether `branch` may return something; `uses_hindsight`: whether `update` uses
-    `StepRecord.agreements`. In tokens: `drafting`, what the main proposer costs if it is asked at
+    `StepRecord.hindsight`. In tokens: `drafting`, what the main proposer costs if it is asked at
     all, and what it gains for each sequence; `row_costs`, what 1, 2, ... draft tokens of one
     sequence cost (empty: not known)."""
 

@@ -75,11 +75,13 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
     """Draft tokens that were not verified but compared with the text in hindsight: (confidence,
-    right) of each, from the generated position `position` on; or of each node of a tree there."""
+    right) of each, from the generated position `position` on; or of each node of a tree there, of
+    which there could have been `k`."""
 
     request: int
     position: Count
     compared: list[tuple[Confidence, bool]]
+    k: Depth = 0
 
     @property
     def hits(self) -> list[bool]:
@@ -176,8 +178,3 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def second_best(self) -> list[bool]:
         """Return, for each first wrong token, whether the second-best one was right."""
         return [part.second_best > 0 for part in self.parts if part.second_best]
-
-    @property
-    def agreements(self) -> list[list[tuple[float, bool]]]:
-        """Return (confidence, right) of tokens compared in hindsight, by sequence, or by tree."""
-        return [each.compared for each in self.hindsight]

@@ -134,16 +134,17 @@ def compared_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], li
     return compared, last
 
 
-def tree_agreements(trees: Iterable[tuple[Sequence, int, Proposal]]) -> list[Agreement]:
-    """Return how trees compare with the committed tokens from an index on, by which they are in
-    order. Leaves out those within the accepted tokens of another, as consecutive rounds would."""
+def tree_agreements(trees: Iterable[tuple[Sequence, int, int, Proposal]]) -> list[Agreement]:
+    """Return how trees of at most k nodes compare with the committed tokens from an index on, given
+    (sequence, index, k, tree) in order of the index. Leaves out those within the accepted tokens of
+    another, as consecutive rounds would."""
     results, after = list[Agreement](), dict[Sequence, int]()
-    for seq, first, tree in trees:
+    for seq, first, k, tree in trees:
         if first >= after.get(seq, 0):
             path, known = tree.along(seq.tokens[first:])
             confidences = tree.confidences or [0.0] * known
             nodes = [(confidences[node], node in path) for node in range(known)]
-            results.append(Agreement(seq.number, first - seq.num_prompt, nodes))
+            results.append(Agreement(seq.number, first - seq.num_prompt, nodes, k))
             after[seq] = first + len(path) + 1
     return results
 

@@ -198,7 +198,7 @@ class EagleProposer(Proposer):
             if not any(tree.frontier for tree in trees):
                 break
             rows, *noise = self._extend(trees, level, rows, text, keys, values)
-        late = [(t.seq, t.before + 1, t.proposal("")) for t in every if not t.pending]
+        late = [(t.seq, t.before + 1, t.k, t.proposal("")) for t in every if not t.pending]
         self.agreements = [*self.agreements, *tree_agreements(late)]
 
     def _noise(self, trees: Seq[_Tree], level: int) -> list[Numbers]:

@@ -171,15 +171,15 @@ class LookaheadProposer(Proposer):
         self._states.pop(seq, None)
 
     def _proposal(self, chunk: Chunk) -> Proposal:
-        seq, state, last = chunk.seq, self._states.get(chunk.seq), chunk.seq.num_tokens
-        if state is None:
-            state = self._states[seq] = _State(seq.tokens, self._config, chunk.k)
+        seq, k, last = chunk.seq, chunk.k, chunk.seq.num_tokens
+        if (state := self._states.get(seq)) is None:
+            state = self._states[seq] = _State(seq.tokens, self._config, k)
         if self._compares():  # where the text is as long as a tree is deep: it shows every node
-            most = last - min(self._config.ngram - 1, chunk.k)
+            most = last - min(self._config.ngram - 1, k)
             places = range(max(state.end + 1, seq.num_prompt, most - MOST_TREES + 1), most + 1)
-            late = ((seq, at, self._tree(state, seq.tokens, at, chunk.k)) for at in places)
+            late = ((seq, at, k, self._tree(state, seq.tokens, at, k)) for at in places)
             self.agreements = [*self.agreements, *tree_agreements(late)]
-        return self._tree(state, seq.tokens, last, chunk.k)
+        return self._tree(state, seq.tokens, last, k)
 
     def _tree(self, state: _State, tokens: list[int], length: int, k: int) -> Proposal:
         """Return the proposal after the first `length` tokens."""

@@ -78,7 +78,7 @@ def test_a_trace_gives_the_controller_no_extra_records(
     serve(engine, 0.0)
     steps = read_trace(tmp_path / "t").steps
     assert [step.outcomes for step in seen] == [step.outcomes for step in steps]
-    assert any(step.agreements for step in seen)
+    assert any(step.hindsight for step in seen)
     seen.clear()
     engine.set_speculation("fixed", 2)
     serve(engine, 0.0)

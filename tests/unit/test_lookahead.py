@@ -210,7 +210,7 @@ def test_hindsight_is_what_it_would_have_proposed() -> None:
             tree = propose(other, again, 6)
             path, known = tree.along(seq.tokens[at:])
             assert known == len(tree), "its other nodes would seem not to have been proposed"
-            assert found.position == at - 6
+            assert (found.position, found.k) == (at - 6, 6)
             assert found.hits == [node in path for node in range(known)]
             at, hits = at + 1 + len(path), hits + found.hits
         assert at >= len(seq.tokens) - 1

@@ -12,7 +12,7 @@ from engine.control.controller import Choice, FixedK, Load
 from engine.control.modes import Modes
 from engine.errors import ConfigError
 from engine.messages import Mode
-from engine.scheduling.step_record import StepRecord
+from engine.scheduling.step_record import Agreement, StepRecord
 from tests.support.controller_world import K_MAX, World, play
 
 
@@ -128,10 +128,10 @@ class Listener(FixedK):
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
-        self.heard: list[Sequence[Sequence[tuple[float, bool]]]] = []
+        self.heard: list[Sequence[Agreement]] = []
 
     def update(self, record: StepRecord) -> None:
-        self.heard.append(record.agreements)
+        self.heard.append(record.hindsight)
 
     def kept_counts(self, confidences: Confidences) -> list[int]:
         self.calls += 1

@@ -94,7 +94,7 @@ def test_every_position_is_reported_once(ks: list[int], stop_at: int, keep_at: i
     list(Player(script, Roofline(), clock=lambda: 0.0).play(given(request())))
     pairs: list[tuple[float, bool]] = []
     for seen in script.seen:
-        pairs += [pair for stretch in seen.agreements for pair in stretch]
+        pairs += [pair for found in seen.hindsight for pair in found.compared]
         for outcome, row in zip(seen.outcomes, seen.confidences, strict=True):
             pairs += [(sure, i < outcome.right) for i, sure in enumerate(row)]
     positions = sorted(int(sure) for sure, _ in pairs)

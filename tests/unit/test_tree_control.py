@@ -68,17 +68,21 @@ def test_no_tree_where_it_loses() -> None:
 
 
 def test_trees_compared_in_hindsight_count_like_verified_ones() -> None:
-    """Law: a tree that was compared with the text counts like a verified one with as many nodes."""
+    """Law: a tree that was compared with the text counts like a verified one. Bug: if all had fewer
+    than K nodes, the missing ones were no evidence."""
     seen, compared = ProposalModel(4, trees=True), ProposalModel(4, trees=True)
     for hits in ([True, False, True], [False, True, False], [False, False, False]) * 20:
         path = [node for node, hit in enumerate(hits) if hit]
-        seen.add(3, [Outcome(3, 3, len(path), path)], [[1.0, 0.5, 0.0]])
+        seen.add(4, [Outcome(3, 3, len(path), path)], [[1.0, 0.5, 0.0]])
         seen.learn()
-        compared.learn_in_hindsight([[(1.0, hits[0]), (0.5, hits[1]), (0.0, hits[2])]])
+        found = list(zip((1.0, 0.5, 0.0), hits, strict=True))
+        compared.learn_in_hindsight([Agreement(0, 0, found, 4)])
     for model in (seen, compared):
         model.refresh()
     assert compared.acceptance.chances() == pytest.approx(seen.acceptance.chances())
     assert compared.chances.mean(0) == pytest.approx(seen.chances.mean(0))
+    for model in (seen, compared):
+        assert model.acceptance.proposal_rates() == pytest.approx([1, 1, 1, 0], abs=0.05)
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Heads(Trees):
             at = 0
             while at < self.steps:
                 path = self.accepted(1)
-                late.append(Agreement(0, at, [(0.0, bool(path))]))
+                late.append(Agreement(0, at, [(0.0, bool(path))], 1))
                 at += 1 + len(path)
         took = self.steps * self.row / 6 * self.batch if late else 0.0
         self.steps = 0 if choice.k else min(self.steps + 1, MOST_TREES)
@@ -139,5 +143,5 @@ def test_only_text_of_k_0_is_judged_in_hindsight() -> None:
         record, zeros = world.round(controller, choice), 0 if choice.k else zeros + 1
         controller.update(record)
         more = choice.k > 0 and not choice.uses_hindsight
-        traced.update(replace(record, hindsight=[Agreement(0, 0, [(0.0, True)])] * 4 * more))
+        traced.update(replace(record, hindsight=[Agreement(0, 0, [(0.0, True)], 1)] * 4 * more))
     assert controller.estimates().k > 4
