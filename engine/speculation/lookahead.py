@@ -175,7 +175,7 @@ class LookaheadProposer(Proposer):
         if (state := self._states.get(seq)) is None:
             state = self._states[seq] = _State(seq.tokens, self._config, k)
         if self._compares():  # where the text is as long as a tree is deep: it shows every node
-            most = last - min(self._config.ngram - 1, k)
+            most = last - min(max(self._config.window, 2) + self._config.ngram - 3, k)
             places = range(max(state.end + 1, seq.num_prompt, most - MOST_TREES + 1), most + 1)
             late = ((seq, at, k, self._tree(state, seq.tokens, at, k)) for at in places)
             self.agreements = [*self.agreements, *tree_agreements(late)]

@@ -217,5 +217,16 @@ def test_hindsight_is_what_it_would_have_proposed() -> None:
     assert 3 < sum(hits) < len(hits)
 
 
+def test_in_hindsight_a_wide_window_is_judged_in_full() -> None:
+    """Bug: with more than two columns it is deeper than an n-gram, and where the text ended within
+    it, its last nodes seemed not to have been proposed."""
+    proposer = LookaheadProposer(LookaheadConfig(window=4, ngram=3, guesses=2))
+    seq = sequence([7] * 8)
+    assert len(propose(proposer, seq, 6)) == 3
+    seq.tokens += [*range(20, 30), 7, 7]  # as the window has it, as far as the text goes
+    propose(proposer, seq, 6)
+    assert {len(found.compared) for found in proposer.agreements} == {3}
+
+
 def proposer_of(ngram: int) -> LookaheadProposer:
     return LookaheadProposer(LookaheadConfig(window=2, ngram=ngram, guesses=2))
