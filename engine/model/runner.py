@@ -294,22 +294,19 @@ class ModelRunner:
                 return self._compiled_output(compiled, segments, states=states)
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device, unseen)
+            found: Forwarded | None = None
             if self._forwards is not None:
                 with self._timer:
-                    replayed = self._forwards(batch, sampling)
-                if replayed is not None:
-                    return self._output(replayed, segments)
-            numbers = None
-            if sampling is not None:
-                numbers = copied_to_device(flatten(sampling.parts), self.model.device)
-            return self._output(Forwarded(self._eager(batch), numbers), segments)
-
-    def _output(self, found: Forwarded, segments: Sequence[Segment]) -> ModelOutput:
-        """Return the output of the last call, with its hidden states."""
-        output = ModelOutput(found.logits, None, found.sampling_numbers, found.drawn)
-        if self._hidden is not None:
-            output.hidden = self._hidden.rows(self._hidden.requested.count(segments))
-        return output
+                    found = self._forwards(batch, sampling)
+            if found is None:
+                numbers = None
+                if sampling is not None:
+                    numbers = copied_to_device(flatten(sampling.parts), self.model.device)
+                found = Forwarded(self._eager(batch, states=states), numbers)
+            output = ModelOutput(found.logits, None, found.sampling_numbers, found.drawn)
+            if self._hidden is not None and states:
+                output.hidden = self._hidden.rows(self._hidden.requested.count(segments))
+            return output
 
     def _compiled_output(
         self, decoder: CompiledDecoder, segments: Sequence[Segment], *, states: bool
@@ -322,10 +319,11 @@ class ModelRunner:
         output.hidden = torch.from_numpy(hidden).flatten(1)
         return output
 
-    def _eager(self, batch: Batch) -> Tensor:
+    def _eager(self, batch: Batch, *, states: bool = True) -> Tensor:
         prepared = self.backend.prepare(self._plane, batch.spans)
+        call = self._call if states else self.model.logits
         with self._timer:  # excludes packing, which counts as host work
-            logits = self._call(batch.input_ids, batch.position_ids, batch.keep, prepared)
+            logits = call(batch.input_ids, batch.position_ids, batch.keep, prepared)
             return logits.float()
 
     def chain(
