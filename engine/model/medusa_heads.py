@@ -48,14 +48,15 @@ class MedusaHeads(nn.Module):
         self._packed = list[PackedWeight]()
         self.choices: tuple[tuple[int, ...], ...] | None = None  # see MedusaConfig
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits `[heads, rows, vocab]` of hidden states `[rows, width]`."""
-        rows = hidden.expand(len(self.vocabulary), *hidden.shape)
-        for mix, bias in zip(self.mix, self.bias, strict=True):
+    def forward(self, hidden: Tensor, most: int | None = None) -> Tensor:
+        """Return logits `[heads, rows, vocab]` of hidden states `[rows, width]`; `most` heads."""
+        vocabulary = self.vocabulary if most is None else self.vocabulary[:most]
+        rows = hidden.expand(len(vocabulary), *hidden.shape)
+        for mix, bias in zip(self.mix[:, :most], self.bias[:, :most], strict=True):
             rows = rows + silu(torch.baddbmm(bias, rows, mix.mT))
         if not self._packed:
-            return rows @ self.vocabulary.mT
-        each = zip(self._packed, rows.float().numpy(), strict=True)
+            return rows @ vocabulary.mT
+        each = zip(self._packed[:most], rows.float().numpy(), strict=True)
         logits = np.stack([product(head) for product, head in each])
         return torch.from_numpy(logits)[:, :, : self.vocabulary.shape[1]]
 

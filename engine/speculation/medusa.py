@@ -30,6 +30,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, UNREADY, Proposal, Proposer, Verified, log_odds
 
 Path = tuple[int, ...]  # rank of the token at each head in turn
+Ranked = tuple[list[list[list[int]]], list[list[list[float]]]]  # by sequence and head
 
 _RANKS = 8  # maximum tokens per head if there are no `choices`
 _NEAR = 128  # noise is added to this many tokens with the largest scores
@@ -62,7 +63,7 @@ class MedusaProposer(Proposer):
         if not ready:
             return [UNREADY if chunk.samples and chunk.k else EMPTY for chunk in chunks]
         began = self._clock()
-        tokens, logs = self._draft([chunk.seq for chunk in ready])
+        tokens, logs = self._draft([chunk.seq for chunk in ready], max(chunk.k for chunk in ready))
         self.forward_seconds = self._clock() - began
         trees = {
             chunk.seq: self._tree(each, chances, chunk.k)
@@ -83,11 +84,11 @@ class MedusaProposer(Proposer):
         return seq in self._states and self._states[seq][0] == seq.num_tokens
 
     @torch.inference_mode()
-    def _draft(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """Return, by sequence and head, the likeliest tokens and their log-chances."""
+    def _draft(self, seqs: Seq[Sequence], most: int) -> Ranked:
+        """Return the likeliest tokens of the first `most` heads, and their log-chances."""
         weights = self._heads.vocabulary
         states = torch.stack([self._states[seq][1] for seq in seqs]).to(weights.dtype)
-        every = self._heads(states).float().transpose(0, 1)  # [sequences, heads, vocab]
+        every = self._heads(states, most).float().transpose(0, 1)  # [sequences, heads, vocab]
         heads, vocab = every.shape[1:]
         scores, ids = every.topk(min(_NEAR, vocab))
         rows = [(seq, head) for seq in seqs for head in range(heads)]
@@ -130,7 +131,9 @@ def likeliest(
     waiting: list[tuple[float, Path, int]] = []  # minus the sum, path, index of its rank
 
     def offer(before: Path, at: int) -> None:
-        ranks = _all_ranks(logs, before) if below is None else below.get(before, ())
+        if len(before) == len(logs):
+            return
+        ranks = range(len(logs[len(before)])) if below is None else below.get(before, ())
         if at < len(ranks):
             chance = best.get(before, 0.0) + logs[len(before)][ranks[at]]
             heappush(waiting, (-chance, (*before, ranks[at]), at))
@@ -142,7 +145,3 @@ def likeliest(
         offer(path[:-1], at + 1)
         offer(path, 0)
     return best
-
-
-def _all_ranks(logs: Seq[Seq[float]], before: Path) -> range:
-    return range(len(logs[len(before)]) if len(before) < len(logs) else 0)

@@ -132,6 +132,31 @@ def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str, tmp_path: Pat
         assert max(proposed) == (8 if most == 1 else 12)  # eight tokens per head are considered
 
 
+@pytest.mark.parametrize("choices", [None, [list(path) for path in medusa.CHOICES]])
+def test_a_tree_needs_no_more_heads_than_nodes(
+    tiny_target: str, heads: str, choices: list[list[int]] | None
+) -> None:
+    """Law: a tree of n nodes is the same whether or not the heads beyond the n-th are computed."""
+
+    def found(k: int, least: int) -> list[list[int]]:
+        engine = Engine(config_for(tiny_target, heads, k, choices=choices))
+        proposer = engine._proposer._main
+        draft, counts = proposer._draft, []  # type: ignore[attr-defined]
+
+        def counted(seqs: Any, most: int) -> Any:
+            tokens, logs = draft(seqs, max(most, least))
+            counts.append(len(tokens[0]))
+            return tokens, logs
+
+        proposer._draft = counted  # type: ignore[attr-defined]
+        steps = steps_of(engine, PROMPTS[0], 30)
+        assert max(counts) == min(max(k, least), 3)
+        return steps
+
+    for k in (1, 2):
+        assert found(k, 0) == found(k, 3)
+
+
 def test_without_draft_tokens_no_state_is_kept(tiny_target: str, heads: str) -> None:
     """Bug: at K = 0 each step copied a hidden state that nothing read, a tenth of a small step.
     After K rises, draft tokens begin one step later, from the state at the end of this text."""
@@ -175,7 +200,7 @@ def test_draft_tokens_share_the_noise_of_their_positions(tiny_target: str, heads
         engine = Engine(config_for(tiny_target, heads, 1))
         proposer = engine._proposer._main
         draft = proposer._draft  # type: ignore[attr-defined]
-        proposer._draft = lambda seqs: draft([_Elsewhere(seq, shift) for seq in seqs])  # type: ignore[attr-defined]
+        proposer._draft = lambda seqs, k: draft([_Elsewhere(seq, shift) for seq in seqs], k)  # type: ignore[attr-defined]
         for number in range(24):
             params = SamplingParams(seed=number, max_tokens=24, ignore_eos=True)
             engine.add(Submit(str(number), PROMPTS[number % 2], params, 0.0))
