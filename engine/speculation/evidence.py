@@ -12,7 +12,8 @@ from collections.abc import Sequence as Seq
 
 START, ASSUMED = -1, 0  # runs without a match: at a text's start; after an assumed replacement
 
-_PRIOR_TRIALS = 4.0
+# By grade: how many trials of one sequence the counts of all weigh.
+_SHARED_TRIALS = (4.0, 4.0, 4.0, 4.0, 16.0, 16.0, 16.0)
 _MEMORY = 256.0  # maximum trials of a grade; above it, its counts are halved
 _FIRST_ODDS = 3.0  # prior odds that a prediction is related to the reply
 _ODDS = (1 / 16, 4.0)  # bounds of these odds, since the reply may leave the prediction and return
@@ -21,7 +22,7 @@ _ODDS = (1 / 16, 4.0)  # bounds of these odds, since the reply may leave the pre
 class HitCounts:
     """Counts by grade: looked-up tokens, and how many of them were right."""
 
-    def __init__(self, rates: Seq[float], trials: float = _PRIOR_TRIALS) -> None:
+    def __init__(self, rates: Seq[float], trials: float = 4.0) -> None:
         self.right = [rate * trials for rate in rates]
         self.trials = [trials] * len(rates)
 
@@ -62,8 +63,8 @@ class Evidence:
 
     def _rate(self, grade: int) -> float:
         elsewhere = self._everyone.right[grade] / self._everyone.trials[grade]
-        right = self._own.right[grade] + _PRIOR_TRIALS * elsewhere
-        return right / (self._own.trials[grade] + _PRIOR_TRIALS)
+        right = self._own.right[grade] + _SHARED_TRIALS[grade] * elsewhere
+        return right / (self._own.trials[grade] + _SHARED_TRIALS[grade])
 
 
 class PredictionEvidence(Evidence):
