@@ -17,10 +17,11 @@ from engine.config import MAX_K
 from engine.control.controller import Choice, KController, Load
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
+from engine.speculation.proposal import EMPTY, GRAMMAR, FreeProposer, Proposal
 
 _NEAR = 32  # catch-up rows that normal operation sometimes leaves, at least
-_FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens to skip after a useless look-up: at first; least bound
+# Tokens to skip after a useless look-up: at first, least bound; most if the main one gains more.
+_FIRST_PAUSE, _LEAST_PAUSE, _OUTDONE = 1, 8, 64
 
 
 class Allowance:
@@ -163,12 +164,14 @@ class Allowance:
     def _pause(self, seq: Sequence) -> None:
         """Skip some tokens before the next look-up, since no look-up proposal paid and look-ups
         take time: twice as many as last time. At least a quarter of the sequences and at most four
-        times (sequences + K), since tokens of large batches cost less, and `FreeProposer.pause`."""
+        times (sequences + K), since tokens of large batches cost less, and `FreeProposer.pause`, or
+        `_OUTDONE` if the main proposer gains more and no tokens may be forced."""
         names = [name for name in seq.sources or () if name != self._main]
+        outdone = seq in self._replaced and GRAMMAR not in names
         seq.pause = min(
             max(2 * seq.pause, self._num_sequences // 4, _FIRST_PAUSE),
             max(4 * (self._num_sequences + self._k), _LEAST_PAUSE),
-            min([self._free[name].pause for name in names], default=0),
+            _OUTDONE if outdone else min([self._free[name].pause for name in names], default=0),
         )
         seq.lookup_from = seq.num_tokens + seq.pause
 
