@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python and of the web page. A budget rises only in a commit that adds a
 # capability and says why; every commit that makes a part smaller lowers it.
 BUDGETS = {
-    "engine/control": 1_500,
+    "engine/control": 1_499,
     "engine/cpu": 3_346,
     "lab": 7_447,  # engine/lab and server/lab
     "serving": 30_057,  # everything else but what trained the built-in pair
-    "all": 44_149,
+    "all": 44_148,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = ("engine/demo/", "engine/lab/demo/")
