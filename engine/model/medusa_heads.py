@@ -49,7 +49,7 @@ class MedusaHeads(nn.Module):
         self.choices: tuple[tuple[int, ...], ...] | None = None  # see MedusaConfig
 
     def forward(self, hidden: Tensor, most: int | None = None) -> Tensor:
-        """Return logits `[heads, rows, vocab]` of hidden states `[rows, width]`; `most` heads."""
+        """Return logits `[heads, rows, vocab]` of `[rows, width]`; at most `most` heads."""
         vocabulary = self.vocabulary if most is None else self.vocabulary[:most]
         rows = hidden.expand(len(vocabulary), *hidden.shape)
         for mix, bias in zip(self.mix[:, :most], self.bias[:, :most], strict=True):

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 
 START, ASSUMED = -1, 0  # runs without a match: at a text's start; after an assumed replacement
 
-# By grade: how many trials of one sequence the counts of all weigh.
+# By grade: how many trials of one text the counts of all weigh. Misses after long runs are rare.
 _SHARED_TRIALS = (4.0, 4.0, 4.0, 4.0, 16.0, 16.0, 16.0)
 _MEMORY = 256.0  # maximum trials of a grade; above it, its counts are halved
 _FIRST_ODDS = 3.0  # prior odds that a prediction is related to the reply

@@ -85,7 +85,7 @@ class MedusaProposer(Proposer):
 
     @torch.inference_mode()
     def _draft(self, seqs: Seq[Sequence], most: int) -> Ranked:
-        """Return the likeliest tokens of the first `most` heads, and their log-chances."""
+        """Return the likeliest tokens of `most` heads (no tree is deeper) and their log-chances."""
         weights = self._heads.vocabulary
         states = torch.stack([self._states[seq][1] for seq in seqs]).to(weights.dtype)
         every = self._heads(states, most).float().transpose(0, 1)  # [sequences, heads, vocab]
