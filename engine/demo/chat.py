@@ -11,7 +11,6 @@ import json
 import keyword
 import random
 import re
-from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 Dialogue = list[dict[str, Any]]
 
 HERE = Path(__file__).parent  # the folder of the built-in pair
-_LONG = 120  # minimum characters of a function for `edits`
 
 
 @cache
@@ -107,10 +105,7 @@ def neighbours(rng: random.Random) -> Dialogue:
 
 
 def write_function(rng: random.Random) -> Dialogue:
-    return _function(rng, *rng.choice(functions()))
-
-
-def _function(rng: random.Random, wordings: Sequence[str], source: str) -> Dialogue:
+    wordings, source = rng.choice(functions())
     what = rng.choice(wordings)
     thing = "class" if source.startswith("class") or "\nclass" in source else "function"
     what = what.removeprefix("a class for ").removeprefix("a decorator that ")
@@ -118,30 +113,19 @@ def _function(rng: random.Random, wordings: Sequence[str], source: str) -> Dialo
     return ask(worded(rng, "function", thing=thing, what=what), f"```python\n{source}\n```")
 
 
-def edits(seed: int) -> Iterator[tuple[Dialogue, str]]:
-    """Yield (request, prediction) for each longer function. The prediction is the reply with one of
-    its names replaced."""
-    rng = random.Random(seed)
-    for wordings, source in functions():
-        often = _often(source)
-        if len(source) >= _LONG and often:
-            dialogue = _function(rng, wordings, source)
-            expected = re.sub(rf"\b{rng.choice(often)}\b", "other", dialogue[1]["content"])
-            yield dialogue, expected
-
-
-def _often(source: str) -> list[str]:
-    """Return the names that occur in `source` more than once."""
+def variables(source: str) -> list[str]:
+    """Return the assigned names and the parameters that occur in `source` more than once."""
     names = sorted(set(re.findall(r"\b[a-z]\w+\b", source)) - set(keyword.kwlist))
-    return [name for name in names if len(re.findall(rf"\b{name}\b", source)) > 1]
+    often = (name for name in names if len(re.findall(rf"\b{name}\b", source)) > 1)
+    return [name for name in often if re.search(rf"\b{name} [+*-]?=|[(,] ?{name}[,)]", source)]
 
 
 def renamed(rng: random.Random, source: str) -> str:
     """Return the source, often with one variable renamed."""
-    often = [name for name in _often(source) if re.search(rf"\b{name} [+*-]?=|, {name}\b", source)]
-    if not often or rng.random() < 0.3:
+    names = variables(source)
+    if not names or rng.random() < 0.3:
         return source
-    return re.sub(rf"\b{rng.choice(often)}\b", rng.choice(facts()["variables"]), source)
+    return re.sub(rf"\b{rng.choice(names)}\b", rng.choice(facts()["variables"]), source)
 
 
 def person(rng: random.Random) -> dict[str, Any]:

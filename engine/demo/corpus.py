@@ -22,10 +22,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
-from engine.demo.chat import Dialogue, facts, functions, invent_json, renamed
-from engine.demo.practice import conversation, extraction, invented
+from engine.demo.chat import Dialogue, facts, functions, invent_json, renamed, variables
+from engine.demo.practice import conversation, extraction, invented, quoting, renaming
 
-Kind = Literal["code", "chat", "json", "prose"]
+Kind = Literal["code", "chat", "json", "prose", "quotes", "edits"]
 SKIPPED = {
     "site-packages", "dist-packages", "ensurepip", "__pycache__", "encodings", "idle_test",
     "pydoc_data", "lib2to3",
@@ -177,6 +177,35 @@ def prose_documents() -> list[str]:
     return [text for source in training_code().values() for text in docstrings(source)]
 
 
+def top_functions(source: str) -> Iterator[str]:
+    """Yield the functions of a source file of 120 to 800 characters, without those in classes."""
+    for found in re.finditer(r"^def [\s\S]+?(?=^[^\s)])", source, re.MULTILINE):
+        text = found[0].strip()
+        if 120 <= len(text) <= 800 and "```" not in text and variables(text):
+            yield text
+
+
+def heldout_prose() -> list[str]:
+    """Return the docstrings of the held-out files."""
+    return [text for source in heldout_code() for text in docstrings(source)]
+
+
+def heldout_functions() -> list[str]:
+    return [text for source in heldout_code() for text in top_functions(source)]
+
+
+@cache
+def training_functions() -> list[str]:
+    return [text for source in training_code().values() for text in top_functions(source)]
+
+
+def copying(rng: random.Random) -> Dialogue:
+    """Ask to quote from a docstring, or to rename a variable in a function of the library."""
+    if rng.random() < 0.5:
+        return quoting(rng, prose_documents())
+    return renaming(rng, training_functions())
+
+
 def dialogues(seed: int, count: int) -> Iterator[tuple[Dialogue, list[dict[str, Any]]]]:
     """Yield (conversation, offered tools), to be rendered with the chat template."""
     rng = random.Random(seed)
@@ -200,9 +229,11 @@ def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
     rng = random.Random(HELD_OUT_SEED)
     if kind == "chat" or kind == "json":
         return [asked(dialogue) for dialogue in heldout_dialogues(kind, count)]
-    texts = heldout_code()
-    if kind == "prose":
-        texts = [text for source in texts for text in docstrings(source)]
+    if kind == "quotes":
+        return [asked(quoting(rng, heldout_prose())) for _ in range(count)]
+    if kind == "edits":
+        return [asked(renaming(rng, heldout_functions())) for _ in range(count)]
+    texts = heldout_prose() if kind == "prose" else heldout_code()
     prompts = []
     for _ in range(count if texts else 0):
         lines = rng.choice(texts).splitlines(keepends=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from engine.demo.chat import (
     neighbours,
     refusal,
     spelling,
+    variables,
     worded,
     write_function,
 )
@@ -31,6 +33,7 @@ from engine.demo.chat import (
 Tools = list[dict[str, Any]]
 
 _PLAIN = 0.3  # share of names taken from `facts.json`
+_PASSAGE = 900  # maximum characters of a text to quote from
 
 
 def invented(rng: random.Random, least: int = 2) -> str:
@@ -114,6 +117,45 @@ def repeating(rng: random.Random) -> Dialogue:
         ", ".join(str(digits(rng, 3)) for _ in range(rng.randint(2, 5))),
     ))  # fmt: skip
     return ask(worded(rng, "repeat", text=text), text)
+
+
+def quoting(rng: random.Random, texts: Sequence[str]) -> Dialogue:
+    """Ask to quote from a passage of one of the texts: all of it, its end, or a paragraph."""
+    paragraphs = _some_paragraphs(rng, rng.choice(texts))
+    text = "\n\n".join(paragraphs)
+    if rng.random() < 0.5:
+        return ask(worded(rng, "quote", text=text), text)
+    begin = rng.choice(
+        [found.start() for found in re.finditer(r"\S+", text)][: len(text) // 12 + 1]
+    )
+    kind, quoted = "quote_from", text[begin:]
+    if rng.random() < 0.4:
+        kind, quoted = "quote_paragraph", rng.choice(paragraphs)
+    words = " ".join(quoted.split()[:4])
+    return ask(worded(rng, kind, text=text, words=words), quoted)
+
+
+def _some_paragraphs(rng: random.Random, text: str) -> list[str]:
+    """Return consecutive paragraphs of the text, of up to `_PASSAGE` characters; at least one."""
+    paragraphs = [part.strip("\n") for part in re.split(r"\n\s*\n", text) if part.strip()]
+    first, most = rng.randrange(len(paragraphs)), rng.randint(200, _PASSAGE)
+    found = [paragraphs[first][:_PASSAGE].rstrip()]
+    for part in paragraphs[first + 1 :]:
+        if sum(map(len, found)) + len(part) > most:
+            break
+        found.append(part)
+    return found
+
+
+def renaming(rng: random.Random, functions: Sequence[str]) -> Dialogue:
+    """Ask to rename a name in one of the functions, each of which has `variables`."""
+    source = rng.choice(functions)
+    old, new = rng.choice(variables(source)), rng.choice(facts()["variables"])
+    if rng.random() < 0.5 or new in source:
+        new = re.sub(r"\W", "_", invented(rng))
+    changed = re.sub(rf"\b{old}\b", new, source)
+    question = worded(rng, "rename", old=old, new=new, source=source)
+    return ask(question, f"```python\n{changed}\n```")
 
 
 def worked(left: int, sign: str, right: int) -> str:

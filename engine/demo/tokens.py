@@ -31,7 +31,7 @@ SPECIAL = (
 PIECES = r"\n+ *| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 CHARACTERS_PER_TOKEN = 3.2
-MIX = {"code": 0.35, "programs": 0.10, "prose": 0.04, "chat": 0.51}  # shares of the rows
+MIX = {"code": 0.25, "programs": 0.06, "prose": 0.04, "chat": 0.33, "copying": 0.32}  # of rows
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -146,6 +146,10 @@ class Rows:
                 offer: list[Any] | None = tools or None
                 text = self.tokenizer.apply_chat_template(dialogue, tools=offer, tokenize=False)
                 yield encode(self.tokenizer, cast("str", text))
+
+    def _copying(self) -> Iterator[list[int]]:
+        while True:
+            yield encode(self.tokenizer, corpus.render(corpus.copying(self.rng)))
 
 
 def heldout_rows(

@@ -32,7 +32,6 @@ from engine.lab.comparison.workload import (
     OFF,
     Arm,
     Workload,
-    edits_asked,
     lanes,
     parse_arms,
     pool,
@@ -269,7 +268,7 @@ def test_mistakes_are_sentences(arguments: list[str], problem: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--kinds", "poetry"], "'poetry' is not one of code, prose, json, random, chat, edits"),
+        (["--kinds", "poetry"], "'poetry' is not one of code, prose, json, random, chat, edits, quotes"),
         (["--concurrency", "0"], "'0' is not a whole number from 1 to 256"),
         (["--concurrency", "four"], "'four' is not a whole number from 1 to 256"),
         (["--temperatures", "-1"], "'-1' is not a number from 0, at most 2"),
@@ -353,14 +352,14 @@ def test_the_quick_grid_is_small() -> None:
     assert all(len(pool) >= 16 for pool in whole.pools.values())
 
 
-def test_an_edits_prediction_differs_in_one_name() -> None:
-    """Law: a prediction of `edits` differs from the requested function in one name only."""
-    found = edits_asked()
+def test_an_edits_prediction_is_the_code_in_the_question() -> None:
+    """Law: a request of `edits` asks to rename a variable in the code that is its prediction."""
+    found = pool(EDITS)
     assert len(found) >= 16
-    for prompt, prediction in found.items():
-        assert prompt.endswith("assistant\n")
-        assert "other" in prediction
-    [lane] = lanes(Workload(EDITS, 0.0, 1, tokens=8), {EDITS: pool(EDITS)}, 0)
-    assert all(request.prediction == found[request.prompt] for request in lane)
+    [lane] = lanes(Workload(EDITS, 0.0, 1, tokens=8), {EDITS: found}, 0)
+    for request in lane:
+        assert request.prompt.endswith("assistant\n")
+        assert request.prediction.startswith("```python\ndef ")
+        assert request.prediction in request.prompt
     [lane] = lanes(Workload("chat", 0.0, 1, tokens=8), {"chat": pool("chat")}, 0)
     assert not any(request.prediction for request in lane)

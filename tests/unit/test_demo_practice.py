@@ -65,6 +65,27 @@ def test_what_is_extracted_stands_in_the_text() -> None:
         assert all(str(each) in question for each in values), (question, answer)
 
 
+def test_a_quote_is_a_part_of_the_text_and_mostly_long() -> None:
+    """Law: the text to quote from contains the reply."""
+    rng, texts = random.Random(1), corpus.heldout_prose()
+    quotes = [practice.quoting(rng, texts) for _ in range(100)]
+    assert all(reply["content"] in question["content"] for question, reply in quotes)
+    assert sum(len(reply["content"]) > 150 for _, reply in quotes) > 50
+
+
+def test_a_renamed_function_differs_in_one_name() -> None:
+    """Law: the question contains the code of the reply with the old name, and both names."""
+    rng, sources = random.Random(1), corpus.heldout_functions()
+    for _ in range(100):
+        question, reply = (turn["content"] for turn in practice.renaming(rng, sources))
+        code = question[question.index("```python") : question.rindex("```") + 3]
+        before, after = (re.findall(r"\w+", text) for text in (code, reply))
+        assert len(before) == len(after)
+        [(old, new)] = {pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]}
+        assert old not in after
+        assert new in question.replace(code, "")
+
+
 def test_names_rarely_repeat() -> None:
     """Bug: twenty first names were learnt by heart and written in place of any other name."""
     rng = random.Random(0)

@@ -26,6 +26,7 @@ from engine.lab.comparison.report import host_lines, show
 from engine.lab.comparison.workload import KINDS, RANDOM, Arm
 from engine.lab.replay.variants import VARIANTS, WHOLE
 
+LONGEST_PROMPT = 512  # tokens
 SUITE = Preset(
     f"off,1,2,3,4,6,8,auto,{','.join(NAMES)}", ("code",), (0.0, 0.8), (1,), rounds=3, minutes=4.0
 )
@@ -73,11 +74,12 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     config, pair, encode = load(parsed)
     measures = name in ("suite", "machine")
     costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if measures else None
+    prompts = [prompt for pool in race.pools.values() for prompt in pool]
     drafting = {"proposer": proposer_of(parsed.draft, parsed.dtype)}  # also beside --medusa
     player = Offline(
         config, pair, encode, race.arms,
-        concurrency=most, prompts=sum(map(len, race.pools.values())),
-        reply=parsed.tokens or LONGEST, clock=clock,
+        concurrency=most, prompts=len(prompts), reply=parsed.tokens or LONGEST, clock=clock,
+        longest_prompt=min(LONGEST_PROMPT, max(len(encode(prompt)) for prompt in prompts)),
         others=other_arms(pair, race.arms, parsed.target, parsed.draft),
         settings={Arm("auto", label="draft_model"): SpeculationConfig.model_validate(drafting)},
     )  # fmt: skip

@@ -41,7 +41,6 @@ PROPOSERS = (*(kind for kind in KINDS if kind not in ("none", "eagle")), "predic
 # auto with all proposers that need no other weights; with trees of second-best tokens of the draft
 ALL, TREE = "all", "tree"
 REMEMBERED = 1 << 16  # tokens of earlier replies kept for `suffix`
-LONGEST_PROMPT = 128  # tokens
 # Seconds of a turn, about: long enough that an arm runs as if alone. After another arm's turn, a
 # round of 16 streams takes twice as long, and caches need a hundred rounds to fill.
 TURN = 2.0
@@ -184,7 +183,7 @@ class Offline:
         clock: Clock = time.perf_counter,
         others: Mapping[Arm, OtherArm] | None = None,
         settings: Mapping[Arm, SpeculationConfig] | None = None,
-        longest_prompt: int = LONGEST_PROMPT,
+        longest_prompt: int = 128,
     ) -> None:
         self.longest_prompt = longest_prompt
         self.exact = pair.target.exact

@@ -11,17 +11,16 @@ import random
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 from engine.config import MAX_K
-from engine.demo.chat import edits
-from engine.demo.corpus import asked, heldout_prompts
+from engine.demo.corpus import heldout_prompts
 from engine.errors import ConfigError
 
 USUAL = ("code", "prose", "json", "random")
-EDITS = "edits"  # asks for a function; `prediction` is the same function with a variable renamed
-KINDS = (*USUAL, "chat", EDITS)
+EDITS = "edits"  # asks to rename a variable in a function, which is also sent as prediction
+QUOTES = "quotes"  # asks to quote from a text in the prompt
+KINDS = (*USUAL, "chat", EDITS, QUOTES)
 RANDOM, FROM_FILE = "random", "file"  # unpredictable characters; the prompts of --prompts
 SEED = 20261120
 POOL = 32  # prompts per kind
@@ -129,19 +128,20 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
     """Return the lanes of a round. Rounds differ in seeds, and in prompts if the pool has enough;
     round -1 is the warm-up."""
     count, per_lane, pool = workload.concurrency, workload.per_lane, pools[workload.kind]
-    predicted = edits_asked() if workload.kind == EDITS else {}
+    predicts = workload.kind == EDITS
 
     def request(lane: int, place: int) -> Request:
         index = ((round_ + 1) * count + lane) * per_lane + place
         # First replies grow in length from lane to lane, so that sequences of all ages run at any
         # time, as in a server that has been running for a while.
         share = 1.0 if place or workload.together else (lane + 1) / count
+        prompt = pool[index % len(pool)]
         return Request(
-            prompt=pool[index % len(pool)],
+            prompt=prompt,
             temperature=workload.temperature or 0.0,
             seed=SEED + index,
             tokens=math.ceil(workload.tokens * share),
-            prediction=predicted.get(pool[index % len(pool)], ""),
+            prediction=_code_in(prompt) if predicts else "",
             ends=workload.ends,
         )
 
@@ -156,15 +156,12 @@ def pool(kind: str) -> list[str]:
             "".join(random.Random(SEED + index).choices(letters, k=_RANDOM_CHARACTERS))
             for index in range(POOL)
         ]
-    if kind == EDITS:
-        return list(edits_asked())[:POOL]
     found = heldout_prompts(kind, 4 * POOL)  # type: ignore[arg-type]
     if kind in ("code", "prose"):  # prompts of other kinds must stay whole
         found = [text[-_CHARACTERS:] for text in found]
     return list(dict.fromkeys(text for text in found if text.strip()))[:POOL]
 
 
-@cache
-def edits_asked() -> dict[str, str]:
-    """Return the predicted output of each prompt of EDITS."""
-    return {asked(dialogue): prediction for dialogue, prediction in edits(SEED)}
+def _code_in(prompt: str) -> str:
+    """Return the code block of a prompt of EDITS."""
+    return prompt[prompt.index("```python") : prompt.rindex("```") + 3]

@@ -26,7 +26,7 @@ from engine.lab.train.learning import Run, fit, follow, optimizers_of
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 # Acceptance in chats is already close to 1; the draft can learn most from code and prose.
-MIX = {"code": 0.60, "programs": 0.07, "prose": 0.15, "chat": 0.18}
+MIX = {"code": 0.55, "programs": 0.06, "prose": 0.12, "chat": 0.17, "copying": 0.10}
 SHORTEST, LONGEST, PROMPTS = 8, 128, 64  # tokens of a prompt; prompts continued at a time
 LENGTH, ROWS = 320, 8  # tokens of a row, rows of a batch
 LONG = 4

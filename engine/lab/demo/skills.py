@@ -213,6 +213,18 @@ def gaps(rng: random.Random, count: int) -> Iterator[Task]:
         yield Task("fill-in: determined", prompt + MIDDLE, partial(same_text, middle.strip()))
 
 
+def copies(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
+    """Yield quotes of held-out docstrings, and held-out functions with a variable to rename."""
+    for skill, writer, texts in (
+        ("quoting", practice.quoting, corpus.heldout_prose()),
+        ("renaming", practice.renaming, corpus.heldout_functions()),
+    ):
+        for _ in range(count):
+            question, answer = (turn["content"] for turn in writer(rng, texts))
+            rule = partial(same_text, answer.strip())
+            yield Task(skill, asked(tokenizer, question), rule, tokens=400)
+
+
 def bodies() -> Iterator[Task]:
     """Yield the completion of each small function whose first line is unique."""
     sources = [source for _, source in chat.functions() if source.startswith("def ")]
@@ -259,7 +271,7 @@ def tasks(tokenizer: Any, count: int) -> list[Task]:
     found = [*bodies(), *documented(tokenizer)]
     for some in (extractions, claims, sums, written, calls, middles):
         found += some(rng, tokenizer, count)
-    found += gaps(rng, count)
+    found += [*gaps(rng, count), *copies(rng, tokenizer, count)]
     return sorted(found, key=lambda task: (task.skill, len(task.prompt)))
 
 

@@ -38,7 +38,7 @@ TOKENS_PER_PASS = 1024
 # (up to this share of the budget, layers, tokens per row). A shallow target learns the first
 # million tokens as well as a deep one and three times as fast; it then grows without forgetting.
 # Most documents are short, and attention over short rows is cheap, so long rows come last.
-STAGES = ((0.30, 4, 256), (0.56, 8, 512), (0.88, 16, 256), (0.97, 16, 512), (2.0, 16, 2048))
+STAGES = ((0.30, 4, 256), (0.56, 8, 512), (0.80, 16, 256), (0.97, 16, 512), (2.0, 16, 2048))
 START, ASSISTANT = 1, "assistant"  # id that starts a turn; the role with full weight in the loss
 PROMPT_WEIGHT = 0.1  # weight of tokens in other turns: drawn at random, they teach little
 WARM_UP = 0.015  # share of the budget
