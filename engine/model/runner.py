@@ -170,9 +170,9 @@ class Graphs(NamedTuple):
 class ModelRunner:
     """`plane` names the model's plane in `cache`, and is added if missing. With `graphs`, forwards
     whose attention can be staged are replayed; the cache then needs a padding block. `hidden`: the
-    hidden states to return. With a `window`, rows see their own segment or chain, the last `window`
-    tokens before it, and the first block (see segment.Window): block tables omit all other blocks,
-    so attention backends need no support for it."""
+    hidden states to return (`every_state`: of every row). With a `window`, rows see their own
+    segment or chain, the last `window` tokens before it, and the first block (see segment.Window):
+    block tables omit all other blocks, so attention backends need no support for it."""
 
     def __init__(
         self,
@@ -205,6 +205,7 @@ class ModelRunner:
         self._most_steps = graphs.most_steps if graphs is not None else 0
         largest = buckets(graphs.most_rows)[-1] if graphs is not None else 0
         self._hidden = HiddenCall(model, hidden, largest) if hidden is not None else None
+        self.every_state = hidden is not None and hidden.every
         self._call = self._hidden or model.logits
         self._forwards: ForwardGraphs | None = None
         self._chains: ChainGraphs | None = None

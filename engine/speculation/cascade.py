@@ -32,7 +32,6 @@ class Cascade(Proposer):
         self._learners = [each for each in (main, *self._free.values()) if each.learns]
         self.learns = bool(self._learners)
         self.every_node = any(each.every_node for each in self._learners)
-        self.hidden = main.hidden
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -293,7 +293,8 @@ def _row(segment: Segment, at: int) -> Segment:
 
 
 def _forward_seconds(runner: ModelRunner, batch: list[Segment]) -> float:
-    runner.forward(batch)
+    # As steps run them: without draft tokens, a proposer may learn nothing (see Rounds).
+    runner.forward(batch, states=runner.every_state or batch[0].num_logits > 1)
     return _device_seconds(runner)
 
 

@@ -125,16 +125,15 @@ class Rounds:
     def _is_learnt_from(self, plan: StepPlan) -> bool:
         """Whether proposers learn from this step. While K is 0, only if they need hidden states of
         every row; if they need only the last row's, the first step with K > 0 has none yet."""
-        if not self._proposer.learns:
-            return False
-        hidden = self._proposer.hidden
-        return (hidden is not None and hidden.every) or any(chunk.k for chunk in plan.chunks)
+        if self._runner.every_state or not self._proposer.learns:
+            return self._proposer.learns
+        return any(chunk.k for chunk in plan.chunks)
 
     def _teach(
         self, plan: StepPlan, sampled: list[Sampled], output: ModelOutput, packed: list[Segment]
     ) -> None:
         """Pass outcomes, and hidden states if needed, to the proposers that learn."""
-        every = self._proposer.hidden is not None and self._proposer.hidden.every
+        every = self._runner.every_state
         self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
 
 

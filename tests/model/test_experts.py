@@ -57,9 +57,8 @@ class Reads:
 def _runner(model: PreTrainedModel, role: Role, folder: Path, cache: KVCache) -> ModelRunner:
     """Return a runner that takes its time from `Reads`."""
     loaded = load_model(tiny.save(model, folder / role), role=role, device="cpu")
-    runner = ModelRunner(replace(loaded, compiled=None), cache, role, clock=Reads(loaded.model))
-    runner._call = ModuleCall(loaded.model)
-    return runner
+    loaded = replace(loaded, compiled=None, logits=ModuleCall(loaded.model))
+    return ModelRunner(loaded, cache, role, clock=Reads(loaded.model))
 
 
 @pytest.fixture(params=sorted(MIXTURES))

@@ -39,6 +39,7 @@ class _Timed:
     padded = (1, 2, 4, 8)
     model = SimpleNamespace(vocab_size=100)
     window: Window | None = None
+    every_state = False
 
     def draws_chains(self, sequences: int) -> bool:
         return False
@@ -46,7 +47,7 @@ class _Timed:
     def fits_chain(self, starts: Sequence[Start], steps: int) -> bool:
         return False
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         context = sum(segment.start for segment in segments)
         rows = sum(len(segment.tokens) for segment in segments)
         self.seconds = 1.0 + 0.1 * rows + _TOKEN * (context - CONTEXT * len(segments))
@@ -61,7 +62,7 @@ class _Restless(_Timed):
     def __init__(self) -> None:
         self._count = 0
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         super().forward(segments)
         self._count += 1
         self.seconds *= 2 if 20 <= self._count < 30 else 1
@@ -97,7 +98,7 @@ class _Captured(_Timed):
     def fits_chain(self, starts: Sequence[Start], steps: int) -> bool:
         return len(starts) <= 10
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         self._begun += 1.0 + 0.1 * len(segments)
 
     def unseen_chain(
@@ -128,7 +129,7 @@ class _Captured(_Timed):
 class _Crowded(_Timed):
     """With more than eight sequences, each token takes three times as long."""
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         super().forward(segments)
         beyond = sum(segment.start - CONTEXT for segment in segments)
         self.seconds += 2 * _TOKEN * beyond if len(segments) > 8 else 0.0
@@ -142,7 +143,7 @@ class _Swept(_Timed):
         self.sweeper = _Sweeper()
         self.drafted = Counter[tuple[int, int]]()
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         super().forward(segments)
         before, self.sweeper.count = self.sweeper.count, 0
         self.drafted[len(segments[0].tokens), before] += 1
@@ -154,7 +155,7 @@ class _Sweeper(_Timed):
 
     count = drafted = 0
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         super().forward(segments)
         self.drafted += segments[0].start > CONTEXT
         assert all(len(segment.tokens) == 1 for segment in segments)
@@ -167,7 +168,7 @@ class _Placed(_Timed):
     def __init__(self) -> None:
         self.least = dict[int, int]()
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         super().forward(segments)
         blocks = [block for segment in segments for block in segment.blocks]
         assert len(set(blocks)) == len(blocks)
@@ -182,7 +183,7 @@ class _Slow(_Timed):
     def __init__(self, takes: float) -> None:
         self._takes, self.counts, self.clock = takes, Counter[int](), _Clock()
 
-    def forward(self, segments: Sequence[Segment]) -> None:
+    def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
         super().forward(segments)
         self.counts[len(segments[0].tokens)] += 1
         self.clock.now += self._takes * len(segments[0].tokens)
@@ -284,7 +285,7 @@ def test_every_row_is_another_token() -> None:
     looked as cheap as a dense model's."""
 
     class Reading(_Timed):
-        def forward(self, segments: Sequence[Segment]) -> None:
+        def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
             super().forward(segments)
             tokens = [token for segment in segments for token in segment.tokens]
             assert len(set(tokens)) == min(len(tokens), 100)
@@ -319,7 +320,7 @@ def test_a_windowed_draft_pays_for_its_window_only() -> None:
         def __init__(self, tokens: int) -> None:
             self.window, self._tokens = Window(tokens, 16), tokens
 
-        def forward(self, segments: Sequence[Segment]) -> None:
+        def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
             super().forward([s._replace(start=min(s.start, self._tokens)) for s in segments])
 
     for tokens, token in ((128, _TOKEN), (40, 0.0)):
@@ -349,6 +350,24 @@ def test_draft_tokens_are_measured_after_drafting() -> None:
     settled, alone = 2, (1 + ALIKE) * TURNS  # a row is timed after others alike
     behind = {(rows, rows - 1): TURNS for rows in ALONE[1:]}
     assert target.drafted == {(1, 0): settled + alone} | behind
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_step_without_draft_tokens_is_timed_as_it_is_served(every: bool) -> None:
+    """Bug: with Medusa, each timed forward stored hidden states, as no step at K = 0 does: K = 0
+    looked up to 5 % dearer. With EAGLE, which needs those of every row, each step stores them."""
+
+    class Storing(_Timed):
+        every_state = every
+
+        def forward(self, segments: Sequence[Segment], *, states: bool = True) -> None:
+            super().forward(segments)
+            self.seconds += 0.5 if states else 0.0
+
+    found = _profile(timed=Storing(), draft=_Timed(), max_sequences=4)
+    one = 1.6 if every else 1.1
+    assert found.batches[1] == [(1, one), *((rows, 1.5 + 0.1 * rows) for rows in ALONE[1:])]
+    assert found.batches[4][0] == (4, pytest.approx(one + 0.3))
 
 
 def test_sequences_are_far_apart() -> None:
