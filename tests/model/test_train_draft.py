@@ -323,6 +323,17 @@ def test_of_one_text_given_twice_rows_are_held_out() -> None:
     assert len(rows_of(texts, 4).without({"twice": held}).ids) == 2 * 9
 
 
+@pytest.mark.parametrize("share", [0.001, 0.9])
+def test_of_texts_that_one_of_them_contains_rows_are_held_out(share: float) -> None:
+    """Bug: of two requests of a conversation, the later one, which contains the earlier one, was
+    held out, and training refused the rest, of which nothing was left."""
+    texts = [Text(list(range(8))), Text(list(range(40)))]
+    held = held_out(texts, 4, share)
+    learn = rows_of(texts, 4).without({"both": held})
+    known, left = ({tuple(row) for row in rows.ids.tolist()} for rows in (held, learn))
+    assert (len(known), len(left)) == ((1, 9) if share < 0.5 else (9, 1))
+
+
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.9])
 def test_of_two_rows_one_is_learnt_and_one_held_out(share: float) -> None:
     """Bug: a large share of two rows was both of them, and training without rows a traceback."""

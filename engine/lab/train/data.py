@@ -66,15 +66,18 @@ def all_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Rows:
 
 
 def held_out(texts: Sequence[Text], length: int, share: float) -> Rows:
-    """Return the rows to hold out: of an even share of the distinct texts or, of a single one, of
-    its distinct rows; of two or more at least one, and not all."""
-    parts = [part for text in texts if len((part := rows_of([text], length)).ids)]
-    if len({part.ids.numpy().tobytes() for part in parts}) == 1:
-        parts = [parts[0].pick(slice(at, at + 1)) for at in range(len(parts[0].ids))]
-    parts = list({part.ids.numpy().tobytes(): part for part in parts}.values())
-    count = min(math.ceil(share * len(parts)), len(parts) - 1)
-    chosen = [parts[(2 * i + 1) * len(parts) // (2 * count)] for i in range(count)]
-    return all_of([rows_of([], length), *chosen])
+    """Return the rows to hold out: of an even share of the distinct texts or, where no other rows
+    would be left, of the distinct rows; of two or more at least one, and not all."""
+    every = rows_of(texts, length)
+    single = (every.pick(slice(at, at + 1)) for at in range(len(every.ids)))
+    for some in ((rows_of([text], length) for text in texts), single):
+        parts = list({part.ids.numpy().tobytes(): part for part in some if len(part.ids)}.values())
+        count = min(math.ceil(share * len(parts)), len(parts) - 1)
+        chosen = [parts[(2 * i + 1) * len(parts) // (2 * count)] for i in range(count)]
+        held = all_of([rows_of([], length), *chosen])
+        if len(held.ids) and len(every.without({"": held}).ids):
+            break
+    return held
 
 
 def parted(

@@ -56,9 +56,10 @@ def llama(width: int, inner: int, layers: int, *, vocabulary: int, **config: Any
 
 def optimizers_of(*models: nn.Module, scale: float = 1.0) -> Optimizers:
     """Return Muon for matrices inside layers, AdamW for embeddings, heads and norms."""
-    named = [pair for model in models for pair in model.named_parameters()]
-    inner = [weight for name, weight in named if _is_inner(name, weight)]
-    other = [weight for name, weight in named if not _is_inner(name, weight)]
+    inner, other = list[Tensor](), list[Tensor]()
+    for name, weight in (pair for model in models for pair in model.named_parameters()):
+        is_inner = weight.ndim == 2 and "embed" not in name and "lm_head" not in name
+        (inner if is_inner else other).append(weight)
     return [
         torch.optim.Muon([group(inner, 0.02 * scale)], weight_decay=0.01, ns_steps=4),
         torch.optim.AdamW([group(other, 0.003 * scale)], betas=(0.9, 0.95), weight_decay=0.0),
@@ -77,10 +78,6 @@ def update(optimizers: Optimizers, rate: float) -> None:
             group["lr"] = group["full"] * rate
         optimizer.step()
         optimizer.zero_grad()
-
-
-def _is_inner(name: str, weight: Tensor) -> bool:
-    return weight.ndim == 2 and "embed" not in name and "lm_head" not in name
 
 
 def logits(model: Any, ids: Tensor) -> Tensor:

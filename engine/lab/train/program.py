@@ -204,8 +204,7 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     tokenizer = tokenizer_of(parsed.target)
     encode = partial(tokenizer.encode, add_special_tokens=False)
     texts = {f"--text {path}": [Text(encode(read_text(path)))] for path in parsed.text}
-    prompt_texts = read_texts(parsed.prompts, renderer(tokenizer)) if parsed.prompts else []
-    prompts = [encode(text) for text in prompt_texts]
+    prompts = read_texts(parsed.prompts, renderer(tokenizer)) if parsed.prompts else []
     pair = load_pair(config)
     if pair.translation is not None:
         what = "has another tokenizer than the target; give one with the same, or --layers"
@@ -220,7 +219,7 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     engine, seed = Engine(config, pair=pair), parsed.seed
     write = partial(written, engine, tokens=parsed.reply, seed=seed, seconds=seconds)
     if prompts:
-        texts["replies"] = write(prompts)
+        texts["replies"] = write([encode(text) for text in prompts])
     learn, held = parted(texts, write, parsed)
     some = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
             for n, rows in held.items() if len(rows.ids)}  # fmt: skip
