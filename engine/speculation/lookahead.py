@@ -130,9 +130,9 @@ class _State:
         begin = max(len(tokens) - (width + self._ngram - 3), 0)  # the text's end, then all of it
         again = (tokens[at % len(tokens)] for at in count(begin))
         self.window = Window(width, self._ngram, again)
+        self.depth = max(width, 2) + self._ngram - 3  # of a tree of window and n-grams
         self.pool = Pool(config.guesses, config.pool)
-        first = max(len(tokens) - config.pool - self._ngram, 0)
-        self.end = first + self._ngram - 1  # end of the last n-gram added to the pool
+        self.end = max(len(tokens) - config.pool, self._ngram) - 1  # of the last n-gram in the pool
 
     def read(self, tokens: list[int], length: int) -> None:
         """Add the n-grams of the first `length` tokens that were committed since the last call."""
@@ -175,7 +175,7 @@ class LookaheadProposer(Proposer):
         if (state := self._states.get(seq)) is None:
             state = self._states[seq] = _State(seq.tokens, self._config, k)
         if self._compares():  # where the text is as long as a tree is deep: it shows every node
-            most = last - min(max(self._config.window, 2) + self._config.ngram - 3, k)
+            most = last - min(state.depth, k)
             places = range(max(state.end + 1, seq.num_prompt, most - MOST_TREES + 1), most + 1)
             late = ((seq, at, k, self._tree(state, seq.tokens, at, k)) for at in places)
             self.agreements = [*self.agreements, *tree_agreements(late)]
