@@ -230,16 +230,16 @@ def test_in_hindsight_a_wide_window_is_judged_in_full() -> None:
 
 @pytest.mark.parametrize(("k", "depth"), [(5, 3), (7, 4), (20, 8)])
 def test_in_hindsight_a_narrow_window_needs_less_text(k: int, depth: int) -> None:
-    """Bug: a window that K had narrowed was judged only where the text was as long as the configured
-    one is deep, so after few steps at K = 0 nothing was known about it."""
-    for spell, count in ((depth, 0), (depth + 1, 1)):
+    """Bug: a window that K had narrowed was judged only where the text was as long as that of the
+    configuration is deep, so after few steps at K = 0 nothing was known about it."""
+    for spell, judged in ((depth, 0), (depth + 1, 1)):
         proposer = LookaheadProposer(LookaheadConfig(window=8, ngram=3, guesses=2))
         seq = sequence([7] * 40)
         tree = propose(proposer, seq, k)
         assert max(tree.depths()) == depth
         seq.tokens += [20, *[7] * spell][:spell]
         propose(proposer, seq, k)
-        assert [found.hits for found in proposer.agreements] == [[True] * depth] * count
+        assert [found.hits for found in proposer.agreements] == [[True] * depth] * judged
 
 
 def proposer_of(ngram: int) -> LookaheadProposer:
