@@ -268,7 +268,10 @@ def test_mistakes_are_sentences(arguments: list[str], problem: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--kinds", "poetry"], "'poetry' is not one of code, prose, json, random, chat, edits, quotes"),
+        (
+            ["--kinds", "poetry"],
+            "'poetry' is not one of code, prose, json, random, chat, edits, quotes",
+        ),
         (["--concurrency", "0"], "'0' is not a whole number from 1 to 256"),
         (["--concurrency", "four"], "'four' is not a whole number from 1 to 256"),
         (["--temperatures", "-1"], "'-1' is not a number from 0, at most 2"),
@@ -361,5 +364,6 @@ def test_an_edits_prediction_is_the_code_in_the_question() -> None:
         assert request.prompt.endswith("assistant\n")
         assert request.prediction.startswith("```python\ndef ")
         assert request.prediction in request.prompt
+        assert request.ends
     [lane] = lanes(Workload("chat", 0.0, 1, tokens=8), {"chat": pool("chat")}, 0)
     assert not any(request.prediction for request in lane)

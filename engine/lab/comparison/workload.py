@@ -18,8 +18,9 @@ from engine.demo.corpus import heldout_prompts
 from engine.errors import ConfigError
 
 USUAL = ("code", "prose", "json", "random")
-EDITS = "edits"  # asks to rename a variable in a function, which is also sent as prediction
-QUOTES = "quotes"  # asks to quote from a text in the prompt
+# Ask to rename a variable in a function, which is also sent as prediction; to quote from a text in
+# the prompt. Their replies always end where the model ends them: what follows repeats nothing.
+EDITS, QUOTES = "edits", "quotes"
 KINDS = (*USUAL, "chat", EDITS, QUOTES)
 RANDOM, FROM_FILE = "random", "file"  # unpredictable characters; the prompts of --prompts
 SEED = 20261120
@@ -128,7 +129,7 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
     """Return the lanes of a round. Rounds differ in seeds, and in prompts if the pool has enough;
     round -1 is the warm-up."""
     count, per_lane, pool = workload.concurrency, workload.per_lane, pools[workload.kind]
-    predicts = workload.kind == EDITS
+    ends = workload.ends or workload.kind in (EDITS, QUOTES)
 
     def request(lane: int, place: int) -> Request:
         index = ((round_ + 1) * count + lane) * per_lane + place
@@ -141,8 +142,8 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
             temperature=workload.temperature or 0.0,
             seed=SEED + index,
             tokens=math.ceil(workload.tokens * share),
-            prediction=_code_in(prompt) if predicts else "",
-            ends=workload.ends,
+            prediction=_code_in(prompt) if workload.kind == EDITS else "",
+            ends=ends,
         )
 
     return [[request(lane, place) for place in range(per_lane)] for lane in range(count)]
