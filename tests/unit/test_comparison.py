@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -355,15 +356,19 @@ def test_the_quick_grid_is_small() -> None:
     assert all(len(pool) >= 16 for pool in whole.pools.values())
 
 
-def test_an_edits_prediction_is_the_code_in_the_question() -> None:
-    """Law: a request of `edits` asks to rename a variable in the code that is its prediction."""
+def test_an_edits_prediction_differs_in_one_name() -> None:
+    """Law: a prediction of `edits` is the code in the question but for the variable to rename."""
     found = pool(EDITS)
     assert len(found) >= 16
     [lane] = lanes(Workload(EDITS, 0.0, 1, tokens=8), {EDITS: found}, 0)
     for request in lane:
         assert request.prompt.endswith("assistant\n")
         assert request.prediction.startswith("```python\ndef ")
-        assert request.prediction in request.prompt
+        code = request.prompt[request.prompt.index("```") : request.prompt.rindex("```") + 3]
+        words = (re.findall(r"\w+", text) for text in (code, request.prediction))
+        changed = {pair for pair in zip(*words, strict=True) if pair[0] != pair[1]}
+        assert len(changed) == 1
+        assert changed.pop()[1] == "other"
         assert request.ends
     [lane] = lanes(Workload("chat", 0.0, 1, tokens=8), {"chat": pool("chat")}, 0)
     assert not any(request.prediction for request in lane)

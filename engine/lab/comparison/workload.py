@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from engine.demo.corpus import heldout_prompts
 from engine.errors import ConfigError
 
 USUAL = ("code", "prose", "json", "random")
-# Ask to rename a variable in a function, which is also sent as prediction; to quote from a text in
-# the prompt. Their replies always end where the model ends them: what follows repeats nothing.
+# Ask to rename a variable in a function, which is predicted with another name for it; to quote from
+# a text in the prompt. Replies end where the model ends them, since what follows repeats nothing.
 EDITS, QUOTES = "edits", "quotes"
 KINDS = (*USUAL, "chat", EDITS, QUOTES)
 RANDOM, FROM_FILE = "random", "file"  # unpredictable characters; the prompts of --prompts
@@ -142,7 +143,7 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
             temperature=workload.temperature or 0.0,
             seed=SEED + index,
             tokens=math.ceil(workload.tokens * share),
-            prediction=_code_in(prompt) if workload.kind == EDITS else "",
+            prediction=_predicted(prompt) if workload.kind == EDITS else "",
             ends=ends,
         )
 
@@ -163,6 +164,9 @@ def pool(kind: str) -> list[str]:
     return list(dict.fromkeys(text for text in found if text.strip()))[:POOL]
 
 
-def _code_in(prompt: str) -> str:
-    """Return the code block of a prompt of EDITS."""
-    return prompt[prompt.index("```python") : prompt.rindex("```") + 3]
+def _predicted(prompt: str) -> str:
+    """Return the code in a prompt of EDITS with the variable replaced, so that it is wrong wherever
+    an edit changes something, also if the target is too small to rename a variable."""
+    code = prompt[prompt.index("```python") : prompt.rindex("```") + 3]
+    [old] = re.findall(r"(?:ename `|code: )(\w+)", prompt.replace(code, ""))
+    return re.sub(rf"\b{old}\b", "other", code)
