@@ -116,11 +116,15 @@ Build = Callable[[str, int | str, Variant], Engine]
 
 @pytest.fixture(scope="module")
 def build(pair: Pair, tiny_target: str, tiny_draft: str) -> Build:
+    return builder_of(pair, tiny_target, tiny_draft)
+
+
+def builder_of(pair: Pair, target: str, draft: str) -> Build:
     """Return what builds the engine of a drafter, a K and a variant."""
-    own = load_pair(config_for(tiny_target, "", "self", 3, {}), pair.target)
+    own = load_pair(config_for(target, "", "self", 3, {}), pair.target)
 
     def build(drafter: str, k: int | str, variant: Variant) -> Engine:
-        config = config_for(tiny_target, tiny_draft, drafter, k, variant)
+        config = config_for(target, draft, drafter, k, variant)
         return Engine(config, pair=own if drafter == "self" else pair)
 
     return build
@@ -265,10 +269,9 @@ OF_MIXTURES = ("greedy", "plain", "all filters", "greedy penalties", "logprobs",
 
 
 class Mixture(NamedTuple):
-    """A target of experts, and its first layer as its draft."""
+    """A target of experts with its first layer as its draft, and random heads."""
 
-    paths: tuple[str, str]
-    pair: Pair
+    build: Build
     expected: dict[str, tuple[list[int], list[float]]]
 
 
@@ -280,23 +283,25 @@ def mixture(
     paths = tiny.save(model, folder / "target"), tiny.save(tiny.draft_of(model), folder / "draft")
     reference = Reference(paths[0], tiny_eos)
     expected = {name: reference.generate(PROMPT, FIELDS[name]) for name in OF_MIXTURES}
-    return Mixture(paths, load_pair(config_for(*paths, "draft_model", 3, {})), expected)
+    pair = with_heads(load_pair(config_for(*paths, "draft_model", 3, {})), folder / "heads")
+    return Mixture(builder_of(pair, *paths), expected)
 
 
 @pytest.mark.parametrize("blocks", [512, 14], ids=["whole prompts", "small blocks, preemption"])
 @pytest.mark.parametrize("k", [3, "adaptive"])
-@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "windowed"])
+@pytest.mark.parametrize("drafter", DRAFTERS[1:])
 def test_mixtures_of_experts(drafter: str, k: int | str, blocks: int, mixture: Mixture) -> None:
     """Law: the same holds for targets whose rows are routed to different experts."""
     variant: Variant = {"cache": {"block_size": 4, "num_blocks": blocks}}
-    config, counts = config_for(*mixture.paths, drafter, k, variant), Counter[str]()
-    engine = Engine(config, pair=mixture.pair)
+    engine, counts = mixture.build(drafter, k, variant), Counter[str]()
     submit_all(engine, PROMPT, {name: FIELDS[name] for name in OF_MIXTURES})
     replies = Replies(run(engine, counts))
     hold(replies, mixture.expected)
     assert (counts["preemptions"] > 0) == (blocks < 512)
     proposed = sum(output.proposed for output in replies.last.values())
     assert k == "adaptive" or proposed > 0
+    accepted = counts[engine.ready.proposer] > 0
+    assert accepted or k == "adaptive" or drafter in ("ngram", "suffix")
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "draft_model", "windowed", "medusa", "eagle"])
