@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ def draft_model(path: str, dtype: str) -> Proposer:
 def proposer_of(name: str, draft: str, folder: Path) -> Proposer:
     """Return a proposer in float32; random heads are saved in `folder`. `branches`: a draft model
     with second-best tokens."""
-    words = tiny.llama(tiny.ON_CUDA).get_output_embeddings().weight
+    target: Any = tiny.llama(tiny.ON_CUDA)
+    words = target.get_output_embeddings().weight
     heads = medusa.save(medusa.random_heads(words), folder / "medusa")
     head = eagle.save(eagle.random_head(words), folder / "eagle")
     proposers: dict[str, Proposer] = {
