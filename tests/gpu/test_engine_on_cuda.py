@@ -107,7 +107,7 @@ def test_bfloat16_serves(tiny_target: str, tiny_draft: str) -> None:
 def test_batch_invariant_bfloat16_says_the_same_at_any_k(tiny_target: str, tiny_draft: str) -> None:
     """Law: with graphs, too, a row's bits do not depend on the batch: in a verification among other
     sequences they equal those of plain decoding."""
-    proposer, found = draft_model(tiny_draft, "bfloat16"), []
+    proposer, found = draft_model(tiny_draft, "bfloat16"), list[list[list[int]]]()
     for k in (0, 4):
         engine = engine_of(tiny_target, proposer, "bfloat16", k, batch_invariant=True)
         found.append(replies(engine)[0])
