@@ -29,7 +29,9 @@ def head_config(path: str, folder: Path | None, revision: str | None, name: str)
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{name} have a {CONFIG} that is not valid JSON") from error
-    return config if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        raise ModelError(f"{name} have a {CONFIG} that is not a JSON object")
+    return config
 
 
 def head_tensors(

@@ -5,7 +5,7 @@ A head is residual blocks h + SiLU(W h + b) and a vocabulary projection of its o
 checkpoints are read unchanged: a folder or a hub repository with config.json and
 medusa_lm_head.safetensors or medusa_lm_head.pt, whose tensors are `{head}.{block}.linear.weight`,
 `{head}.{block}.linear.bias` and `{head}.{blocks}.weight`. The file decides how many heads there
-are: some configurations say 2 for 5. `medusa_choices` of a configuration are the paths of its tree.
+are: configurations may say 2 for 5, or nothing. Their `medusa_choices` are the paths of the tree.
 Unexpected shapes raise a ModelError that names the tensor.
 """
 
@@ -101,8 +101,6 @@ def load_heads(
     Raises ModelError."""
     name = f"the Medusa heads {path!r}"
     config = head_config(path, folder, revision, name)
-    if not {_BLOCKS, _HEADS} & config.keys():
-        raise ModelError(f"{name} need a config.json with {_HEADS} and {_BLOCKS}")
     tensors = head_tensors(path, folder, (SAFE, PICKLED), revision, name)
     held, blocks = _counts(tensors, name)
     if config.get(_BLOCKS, blocks) != blocks:

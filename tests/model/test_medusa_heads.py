@@ -153,8 +153,7 @@ def test_a_pickle_of_something_else_is_a_sentence(
     [
         ("{", "not valid JSON"),
         pytest.param("[" * 200_000, "not valid JSON", id="deep"),
-        ("[]", "medusa_num_heads"),
-        ('{"model_type": "llama"}', "medusa_num_heads"),
+        ("[]", "config.json that is not a JSON object"),
         ('{"medusa_num_heads": 3, "medusa_num_layers": 2}', "medusa_num_layers is 2"),
         ('{"medusa_num_heads": 3, "medusa_choices": [[0, 0]]}', "wrong medusa_choices in config"),
         ('{"medusa_num_heads": 3, "medusa_choices": "mc_sim_7b_63"}', "wrong medusa_choices"),
@@ -166,6 +165,13 @@ def test_a_configuration_of_something_else_is_refused(
     save(random_heads(WORDS), tmp_path)
     (tmp_path / "config.json").write_text(config)
     assert message in refusal(tmp_path)
+
+
+def test_a_configuration_need_not_count_the_heads(tmp_path: Path) -> None:
+    """Bug: heads of published Vicunas were refused, whose config.json is the target's alone."""
+    save(random_heads(WORDS, blocks=2), tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert load(tmp_path).mix.shape == (2, 3, WIDTH, WIDTH)
 
 
 def test_missing_heads_are_refused(tmp_path: Path) -> None:
