@@ -103,9 +103,11 @@ def load_heads(
     config = head_config(path, folder, revision, name)
     tensors = head_tensors(path, folder, (SAFE, PICKLED), revision, name)
     held, blocks = _counts(tensors, name)
-    if config.get(_BLOCKS, blocks) != blocks:
-        wrong = f"{_BLOCKS} is {config[_BLOCKS]!r:.40}"
-        raise ModelError(f"{name} have {blocks} blocks each; {wrong}")
+    if (given := config.get(_BLOCKS, blocks)) != blocks:
+        raise ModelError(f"{name} have {blocks} blocks each; {_BLOCKS} is {given!r:.40}")
+    if type(given := config.get(_HEADS, held)) is not int or not 1 <= given <= held:
+        wrong = f"{_HEADS} in {CONFIG} is {given!r:.40}, not a whole number from 1 to {held}"
+        raise ModelError(f"{name} are {held}; {wrong}")
     if most is not None and most > held:
         raise ModelError(f"{name} are {held}; speculation.proposer.heads is {most}")
     _check(tensors, held, blocks, vocabulary.shape, name)
@@ -128,12 +130,8 @@ def _choices(given: Any, heads: int, name: str) -> tuple[tuple[int, ...], ...] |
 
 def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:
     """Write heads in bfloat16 in the published format. `base`: the target's name."""
-    config = {
-        _HEADS: len(heads.vocabulary),
-        _BLOCKS: len(heads.mix),
-        "base_model_name_or_path": base,
-    }
-    save_head(folder, SAFE, config, heads.named())
+    counts = {_HEADS: len(heads.vocabulary), _BLOCKS: len(heads.mix)}
+    save_head(folder, SAFE, {"base_model_name_or_path": base, **counts}, heads.named())
 
 
 def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
@@ -163,5 +161,4 @@ def _check(
         for block in range(blocks):
             shapes[f"{head}.{block}.linear.weight"] = (width, width)
             shapes[f"{head}.{block}.linear.bias"] = (width,)
-    why = f"its vocabulary of {vocab} and its width of {width}"
-    check_tensors(tensors, shapes, name, why)
+    check_tensors(tensors, shapes, name, f"its vocabulary of {vocab} and its width of {width}")
