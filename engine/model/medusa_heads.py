@@ -4,8 +4,9 @@ tokens two, three, ... positions later, each head independent of the others.
 A head is residual blocks h + SiLU(W h + b) and a vocabulary projection of its own. Published
 checkpoints are read unchanged: a folder or a hub repository with config.json and
 medusa_lm_head.safetensors or medusa_lm_head.pt, whose tensors are `{head}.{block}.linear.weight`,
-`{head}.{block}.linear.bias` and `{head}.{blocks}.weight`. The file decides how many heads there
-are: configurations may say 2 for 5, or nothing. Their `medusa_choices` are the paths of the tree.
+`{head}.{block}.linear.bias` and `{head}.{blocks}.weight`; if no head has the last, each gets a copy
+of the target's LM head. The file decides how many heads there are: configurations may say 2
+for 5, or nothing. Their `medusa_choices` are the paths of the tree.
 Unexpected shapes raise a ModelError that names the tensor.
 """
 
@@ -114,7 +115,7 @@ def load_heads(
     found = MedusaHeads(most or held, blocks, vocabulary)
     found.choices = _choices(config.get(_CHOICES), most or held, name)
     for key, weight in found.named().items():
-        weight.copy_(tensors[key])
+        weight.copy_(tensors.get(key, weight))
     return found.pack()
 
 
@@ -143,8 +144,7 @@ def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
         if not (head.isdecimal() and block.isdecimal()) or len(key) > 40:
             raise ModelError(f"{name} have a tensor {key[:100]!r}: names are {{head}}.{{block}}...")
         heads = max(heads, int(head) + 1)
-        if what == "weight":
-            blocks = max(blocks, int(block))
+        blocks = max(blocks, int(block) + what.startswith("linear."))
     if heads > 100 or blocks > 100 or not heads:
         raise ModelError(f"{name} hold {heads} heads")
     return heads, blocks
@@ -155,9 +155,9 @@ def _check(
 ) -> None:
     """Raises ModelError if tensors are missing, superfluous or do not fit the target."""
     vocab, width = words
-    shapes: dict[str, tuple[int, ...]] = {}
+    own = {f"{head}.{blocks}.weight": words for head in range(heads)}
+    shapes = dict[str, tuple[int, ...]](own if own.keys() & tensors.keys() else {})
     for head in range(heads):
-        shapes[f"{head}.{blocks}.weight"] = (vocab, width)
         for block in range(blocks):
             shapes[f"{head}.{block}.linear.weight"] = (width, width)
             shapes[f"{head}.{block}.linear.bias"] = (width,)

@@ -52,6 +52,19 @@ def test_heads_are_computed_as_defined(blocks: int, tmp_path: Path) -> None:
     assert few(rows) == pytest.approx(found[:2], abs=1e-5)
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_heads_without_a_vocabulary_take_the_targets(blocks: int, tmp_path: Path) -> None:
+    """Bug: heads in the layout of TGI's MedusaHeadV2 were refused for a tensor that they lack."""
+    weights = random_heads(WORDS, blocks=blocks)
+    shared = {f"{head}.{blocks}.weight": WORDS.clone() for head in range(3)}
+    folder = save({k: weights[k] for k in weights.keys() - shared.keys()}, tmp_path / "shared",
+                  medusa_num_layers=blocks)  # fmt: skip
+    rows, found = torch.randn(2, WIDTH), load(folder)
+    own = load(save(weights | shared, tmp_path / "own", medusa_num_layers=blocks))
+    assert found(rows) == pytest.approx(own(rows))
+    assert load(folder, most=2)(rows) == pytest.approx(own(rows)[:2])
+
+
 def test_pickled_weights_are_those_of_safetensors(tmp_path: Path) -> None:
     """Law: medusa_lm_head.pt is read if there is no safetensors file."""
     weights = random_heads(WORDS)
@@ -88,6 +101,8 @@ def _other(key: str, tensor: Tensor) -> Callable[[Weights], Any]:
 SPOILED: dict[str, tuple[Callable[[Weights], Any], str]] = {
     "missing": (lambda w: {k: t for k, t in w.items() if k != "1.0.linear.bias"},
                 "lack the tensor '1.0.linear.bias'"),
+    "vocabularies": (lambda w: {k: t for k, t in w.items() if k != "1.1.weight"},
+                     "lack the tensor '1.1.weight'"),
     "width": (_other("0.0.linear.weight", torch.zeros(WIDTH, 9)), "'0.0.linear.weight' is float32"),
     "vocabulary": (_other("2.1.weight", torch.zeros(VOCAB + 1, WIDTH)),
                    f"'2.1.weight' is float32 [{VOCAB + 1}, {WIDTH}]"),
