@@ -20,7 +20,7 @@ from engine.lab.comparison.figures import Reply, Run
 from engine.lab.comparison.race import Race
 from engine.lab.comparison.workload import AUTO, Arm, Workload, lanes, parse_arms
 from engine.model.pair import Pair, load_pair
-from tests.support import tiny, tiny_text
+from tests.support import eagle, tiny, tiny_text
 
 ARMS = parse_arms("off,2,auto")
 POOLS = {"code": ["def f(x):", "import os"]}
@@ -68,8 +68,8 @@ def test_a_variant_of_auto_is_played_live(config: EngineConfig, pair: Pair) -> N
 def test_every_proposer_is_played_alone_and_all_together(config: EngineConfig, pair: Pair) -> None:
     """Law: over one target all proposers give the same texts, and only the named one guesses; in
     `all` the draft and every companion do."""
-    names = [ALL, *PROPOSERS]
-    names.remove("medusa")  # no heads exist for this target
+    heads = ("medusa", "eagle")  # none exist for this target
+    names = [each for each in (ALL, *PROPOSERS) if each not in heads]
     arms = parse_arms(f"off,{','.join(names)}", variants=names)
     player = Offline(config, pair, encode, arms, concurrency=2, prompts=4)
     comparison = Race(arms, [Workload("code", 0.0, 2, 24)], POOLS, rounds=1).run(player)
@@ -231,6 +231,28 @@ def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert compared[1] == compared[2]
     assert int(compared[1]) >= 8  # a reply that some mode did not begin is not compared
     assert json.loads(found.read_text())["texts_equal"] == int(compared[1])
+
+
+def test_a_named_head_is_an_arm_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: all proposers that the options give are compared. Bug: `--eagle` had no arm `eagle`."""
+    model = tiny_text.target()
+    target = tiny_text.save(model, tmp_path / "target")
+    draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
+    weights = eagle.random_head(model.get_output_embeddings().weight)
+    head = eagle.save(weights, tmp_path / "head", vocab_size=tiny_text.vocab_size())
+    words = ["proposers", "--target", target, "--draft", draft, "--device", "cpu", "--kinds",
+             "random", "--temperatures", "0", "--concurrency", "1", "--rounds", "1", "--tokens",
+             "4", "--json", str(tmp_path / "found.json")]  # fmt: skip
+    for more in ([], ["--eagle", head]):
+        assert main([*words, *more]) == 0
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert found["texts_equal"] == found["texts_compared"] > 0
+        names = [each for each in PROPOSERS if each != "medusa" and (more or each != "eagle")]
+        assert found["modes"] == ["off", "auto", ALL, *names]
+    assert main([*words, "--modes", "off,eagle"]) == 2
+    assert "unknown mode 'eagle'" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,10 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; return the exit code. Raises EngineError."""
-    variants = [*(each for each in VARIANTS if each != WHOLE), ALL, *PROPOSERS, TREE]
+    heads = {"medusa": parsed.medusa or parsed.target == BUILTIN, "eagle": parsed.eagle}
+    absent = [WHOLE, *(kind for kind, given in heads.items() if not given)]
+    variants = [each for each in (*VARIANTS, ALL, *PROPOSERS, TREE) if each not in absent]
     usual, quick = PRESETS[name]
-    if parsed.target != BUILTIN and parsed.medusa is None:  # no Medusa heads for this target
-        usual, quick = (replace(p, modes=p.modes.replace(",medusa", "")) for p in (usual, quick))
+    for kind in absent:
+        usual, quick = (replace(p, modes=p.modes.replace(f",{kind}", "")) for p in (usual, quick))
     race, clock = settings(parsed, usual, quick, NAMES, variants), clock_of(parsed)
     most = max(workload.concurrency for workload in race.workloads)
     _check(race.arms, most)

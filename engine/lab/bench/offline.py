@@ -35,9 +35,9 @@ from engine.model.pair import Pair, load_pair, shared_cache
 Clock = Callable[[], float]
 Encode = Callable[[str], list[int]]
 
-# Arms that are auto with a single proposer: a configured kind (except EAGLE), or a free one.
+# Arms that are auto with a single proposer: a configured kind, or a free one.
 KINDS = tuple(get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(AnyProposer))
-PROPOSERS = (*(kind for kind in KINDS if kind not in ("none", "eagle")), "prediction")
+PROPOSERS = (*(kind for kind in KINDS if kind != "none"), "prediction")
 # auto with all proposers that need no other weights; with trees of second-best tokens of the draft
 ALL, TREE = "all", "tree"
 REMEMBERED = 1 << 16  # tokens of earlier replies kept for `suffix`
