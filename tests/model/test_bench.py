@@ -237,7 +237,7 @@ def test_a_named_head_is_an_arm_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: all proposers that the options give are compared. Bug: `--eagle` had no arm `eagle`."""
-    model = tiny_text.target()
+    model: Any = tiny_text.target()
     target = tiny_text.save(model, tmp_path / "target")
     draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
     weights = eagle.random_head(model.get_output_embeddings().weight)
