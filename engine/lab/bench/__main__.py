@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.costs import cost_lines, measure_costs, promises
-from engine.lab.bench.offline import ALL, PROPOSERS, TREE, Offline
+from engine.lab.bench.offline import ALL, BLOCK, PROPOSERS, TREE, Offline
 from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, proposer_of, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
 from engine.lab.comparison.race import LONGEST
@@ -76,12 +76,14 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     config, pair, encode = load(parsed)
     measures = name in ("suite", "machine")
     costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if measures else None
-    prompts = [prompt for pool in race.pools.values() for prompt in pool]
+    prompts = (encode(prompt) for pool in race.pools.values() for prompt in pool)
+    lengths = [min((len(ids) // BLOCK + 1) * BLOCK, LONGEST_PROMPT) for ids in prompts]
+    longest = max(lengths)
     drafting = {"proposer": proposer_of(parsed.draft, parsed.dtype)}  # also beside --medusa
     player = Offline(
         config, pair, encode, race.arms,
-        concurrency=most, prompts=len(prompts), reply=parsed.tokens or LONGEST, clock=clock,
-        longest_prompt=min(LONGEST_PROMPT, max(len(encode(prompt)) for prompt in prompts)),
+        concurrency=most, prompts=-(-sum(lengths) // longest), longest_prompt=longest,
+        reply=parsed.tokens or LONGEST, clock=clock,
         others=other_arms(pair, race.arms, parsed.target, parsed.draft),
         settings={Arm("auto", label="draft_model"): SpeculationConfig.model_validate(drafting)},
     )  # fmt: skip

@@ -167,8 +167,9 @@ OtherArm = Callable[..., Session]  # takes the fields of Session
 class Offline:
     """A race.Player over a pair loaded for `config`. `others`: session factories of arms without an
     engine; `settings`: speculation settings of arms that differ from `config`. `prompts`: number of
-    prompts; only the last `longest_prompt` tokens of each are used. `reply`: tokens of the longest
-    reply. Raises EngineError if the engines cannot be built."""
+    prompts of `longest_prompt` tokens that are as long as all prompts together; only the last
+    `longest_prompt` tokens of each are used. `reply`: tokens of the longest reply. Raises
+    EngineError if the engines cannot be built."""
 
     def __init__(
         self,
