@@ -20,8 +20,8 @@ from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, GRAMMAR, FreeProposer, Proposal
 
 _NEAR = 32  # catch-up rows that normal operation sometimes leaves, at least
-# Tokens to skip after a useless look-up: at first, least bound; most if the main one gains more.
-_FIRST_PAUSE, _LEAST_PAUSE, _OUTDONE = 1, 8, 64
+# Tokens to skip after a useless look-up: at first; most if the main one gains more.
+_FIRST_PAUSE, _OUTDONE = 1, 64
 
 
 class Allowance:
@@ -163,16 +163,14 @@ class Allowance:
 
     def _pause(self, seq: Sequence) -> None:
         """Skip some tokens before the next look-up, since no look-up proposal paid and look-ups
-        take time: twice as many as last time. At least a quarter of the sequences and at most four
-        times (sequences + K), since tokens of large batches cost less, and `FreeProposer.pause`, or
-        `_OUTDONE` if the main proposer gains more and no tokens may be forced."""
+        take time: twice as many as last time, at least a quarter of the sequences. At most twice
+        the other sequences, since a look-up takes little of a step of few, and the proposers'
+        bounds; but `_OUTDONE` if the main proposer gains more and no tokens may be forced."""
         names = [name for name in seq.sources or () if name != self._main]
-        outdone = seq in self._replaced and GRAMMAR not in names
-        seq.pause = min(
-            max(2 * seq.pause, self._num_sequences // 4, _FIRST_PAUSE),
-            max(4 * (self._num_sequences + self._k), _LEAST_PAUSE),
-            _OUTDONE if outdone else min([self._free[name].pause for name in names], default=0),
-        )
+        most = [2 * (self._num_sequences - 1), *(self._free[name].pause for name in names)]
+        if seq in self._replaced and GRAMMAR not in names:
+            most = [_OUTDONE]
+        seq.pause = min(max(2 * seq.pause, self._num_sequences // 4, _FIRST_PAUSE), *most)
         seq.lookup_from = seq.num_tokens + seq.pause
 
     def _free_counts(self, seq: Sequence) -> dict[str, int]:

@@ -299,8 +299,8 @@ def test_free_proposals_at_k_0_are_charged_the_controller_s_time_at_k_0(
 def test_useless_look_ups_pause_for_longer_and_longer() -> None:
     """Law: look-ups take time, so each useless one doubles the pause, from one that grows with the
     batch up to the proposer's bound and another that grows; a proposal that pays ends it at
-    once."""
-    pauses = {1: [1, 2, 4, 8, 16, 20, 20], 3: [1, 2, 4, 8, 16, 28, 28], 16: [4, 8, 16, 32, 40]}
+    once. A sequence alone is looked up at each token. Bug: quotes waited for up to 20 tokens."""
+    pauses = {1: [1] * 8, 3: [1, 2, 4, 4, 4], 16: [4, 8, 16, 30, 30], 32: [8, 16, 32, 40, 40]}
     for num_sequences, expected in pauses.items():
         ngram = Scripted("ngram", chances=[], pause=40)
         allowance = Allowance(FixedK(4), "draft_model", [ngram])
