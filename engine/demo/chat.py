@@ -114,7 +114,7 @@ def write_function(rng: random.Random) -> Dialogue:
 
 
 def variables(source: str) -> list[str]:
-    """Return the assigned names and the parameters that occur in `source` more than once."""
+    """Return the assigned names, parameters and arguments that `source` has more than once."""
     names = sorted(set(re.findall(r"\b[a-z]\w+\b", source)) - set(keyword.kwlist))
     often = (name for name in names if len(re.findall(rf"\b{name}\b", source)) > 1)
     return [name for name in often if re.search(rf"\b{name} [+*-]?=|[(,] ?{name}[,)]", source)]

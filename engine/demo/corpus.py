@@ -1,7 +1,8 @@
 """The training text of the demo pair, available on any machine that has Python.
 
-Half is the standard library's source: code, some of it in fill-in-the-middle form, and docstrings
-as prose. The other half is written by `chat.py` and `practice.py`. A file is held out by the hash
+A third each: the standard library's source (code, some of it in fill-in-the-middle form, and
+docstrings as prose), conversations that `chat.py` and `practice.py` write, and requests to quote
+docstrings or to rename variables in functions. A file is held out by the hash
 of its relative path, so every machine holds out the same files and benchmarks can use text that
 the models have never seen. Pure Python: imported without torch.
 """
@@ -178,7 +179,8 @@ def prose_documents() -> list[str]:
 
 
 def top_functions(source: str) -> Iterator[str]:
-    """Yield the functions of a source file of 120 to 800 characters, without those in classes."""
+    """Yield a source file's functions at top level that have 120 to 800 characters and `variables`,
+    without the last one."""
     for found in re.finditer(r"^def [\s\S]+?(?=^[^\s)])", source, re.MULTILINE):
         text = found[0].strip()
         if 120 <= len(text) <= 800 and "```" not in text and variables(text):
@@ -230,9 +232,11 @@ def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
     if kind == "chat" or kind == "json":
         return [asked(dialogue) for dialogue in heldout_dialogues(kind, count)]
     if kind == "quotes":
-        return [asked(quoting(rng, heldout_prose())) for _ in range(count)]
+        prose = heldout_prose()
+        return [asked(quoting(rng, prose)) for _ in range(count if prose else 0)]
     if kind == "edits":
-        return [asked(renaming(rng, heldout_functions())) for _ in range(count)]
+        sources = heldout_functions()
+        return [asked(renaming(rng, sources)) for _ in range(count if sources else 0)]
     texts = heldout_prose() if kind == "prose" else heldout_code()
     prompts = []
     for _ in range(count if texts else 0):

@@ -165,11 +165,11 @@ class Allowance:
         """Skip some tokens before the next look-up, since no look-up proposal paid and look-ups
         take time: twice as many as last time, at least a quarter of the sequences. At most twice
         the other sequences, since a look-up takes little of a step of few, and the proposers'
-        bounds; but `_OUTDONE` if the main proposer gains more and no tokens may be forced."""
+        bounds; at most `_OUTDONE` if the main proposer gains more and no tokens may be forced."""
         names = [name for name in seq.sources or () if name != self._main]
         most = [2 * (self._num_sequences - 1), *(self._free[name].pause for name in names)]
         if seq in self._replaced and GRAMMAR not in names:
-            most = [_OUTDONE]
+            most = [_OUTDONE, 4 * (self._num_sequences + self._k)]
         seq.pause = min(max(2 * seq.pause, self._num_sequences // 4, _FIRST_PAUSE), *most)
         seq.lookup_from = seq.num_tokens + seq.pause
 

@@ -219,6 +219,7 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
         def __init__(self) -> None:
             self.inner = engine._runner
             self.seconds = 0.0
+            self.every_state = False
 
         def forward(self, segments: list[object], **_: object) -> ModelOutput:
             logits = self.inner.forward(segments).logits.clone()  # type: ignore[arg-type]
@@ -254,6 +255,7 @@ def test_observed_rows_are_the_computed_ones(config: EngineConfig, pair: Pair) -
         """The engine's own runner, counting rows."""
 
         rows = 0
+        every_state = False
 
         def __init__(self) -> None:
             self.inner = engine._runner

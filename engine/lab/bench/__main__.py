@@ -70,21 +70,22 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     for kind in absent:
         usual, quick = (replace(p, modes=p.modes.replace(f",{kind}", "")) for p in (usual, quick))
     race, clock = settings(parsed, usual, quick, NAMES, variants), clock_of(parsed)
-    most = max(workload.concurrency for workload in race.workloads)
-    _check(race.arms, most)
+    concurrency = max(workload.concurrency for workload in race.workloads)
+    _check(race.arms, concurrency)
     set_threads(parsed.threads)
     config, pair, encode = load(parsed)
     measures = name in ("suite", "machine")
     costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if measures else None
     prompts = (encode(prompt) for pool in race.pools.values() for prompt in pool)
-    lengths = [min((len(ids) // BLOCK + 1) * BLOCK, LONGEST_PROMPT) for ids in prompts]
+    reply = parsed.tokens or LONGEST
+    most = max(BLOCK, min(LONGEST_PROMPT, pair.target.max_model_len - reply - 1))
+    lengths = [min((len(ids) // BLOCK + 1) * BLOCK, most) for ids in prompts]
     longest = max(lengths)
     drafting = {"proposer": proposer_of(parsed.draft, parsed.dtype)}  # also beside --medusa
     player = Offline(
         config, pair, encode, race.arms,
-        concurrency=most, prompts=-(-sum(lengths) // longest), longest_prompt=longest,
-        reply=parsed.tokens or LONGEST, clock=clock,
-        others=other_arms(pair, race.arms, parsed.target, parsed.draft),
+        concurrency=concurrency, prompts=-(-sum(lengths) // longest), longest_prompt=longest,
+        reply=reply, clock=clock, others=other_arms(pair, race.arms, parsed.target, parsed.draft),
         settings={Arm("auto", label="draft_model"): SpeculationConfig.model_validate(drafting)},
     )  # fmt: skip
     freeze_memory().join()  # as a server does

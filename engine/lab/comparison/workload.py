@@ -77,8 +77,9 @@ def parse_arms(
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`concurrency` requests at a time, with replies of `tokens` tokens (0: not yet known), or of
-    at most that if the model `ends` them. `temperature` None: each request has its own. `together`:
-    one request per lane, so that all decode at the same time."""
+    at most that if the model `ends` them, as it does those of EDITS and QUOTES. `temperature` None:
+    each request has its own. `together`: one request per lane, so that all decode at the same
+    time."""
 
     kind: str
     temperature: float | None
@@ -169,4 +170,4 @@ def _predicted(prompt: str) -> str:
     an edit changes something, also if the target is too small to rename a variable."""
     code = prompt[prompt.index("```python") : prompt.rindex("```") + 3]
     [old] = re.findall(r"(?:ename `|code: )(\w+)", prompt.replace(code, ""))
-    return re.sub(rf"\b{old}\b", "other", code)
+    return re.sub(rf"\b{old}\b", "other_name", code)
