@@ -125,9 +125,8 @@ def quoting(rng: random.Random, texts: Sequence[str]) -> Dialogue:
     text = "\n\n".join(paragraphs)
     if rng.random() < 0.5:
         return ask(worded(rng, "quote", text=text), text)
-    begin = rng.choice(
-        [found.start() for found in re.finditer(r"\S+", text)][: len(text) // 12 + 1]
-    )
+    starts = [found.start() for found in re.finditer(r"\S+", text)]
+    begin = rng.choice(starts[: len(text) // 12 + 1])  # a word in the first half, about
     kind, quoted = "quote_from", text[begin:]
     if rng.random() < 0.4:
         kind, quoted = "quote_paragraph", rng.choice(paragraphs)
