@@ -88,7 +88,9 @@ class Allowance:
         rows = main + self.leaves if main else 0
         if seq.sources is None or len(seq.tokens) < seq.lookup_from:
             return rows
-        free = self._free_counts(seq)
+        # Look-ups behind the main proposer serve only where it is not asked.
+        names = seq.sources[: seq.sources.index(self._main)] if main else seq.sources
+        free = self._free_counts(seq, names)
         if not free and self.is_open(seq):
             self._pause(seq)
             return rows
@@ -173,17 +175,20 @@ class Allowance:
         seq.pause = min(max(2 * seq.pause, self._num_sequences // 4, _FIRST_PAUSE), *most)
         seq.lookup_from = seq.num_tokens + seq.pause
 
-    def _free_counts(self, seq: Sequence) -> dict[str, int]:
-        """Return, by name, how many tokens of a free proposer are worth their rows, if any."""
+    def _free_counts(self, seq: Sequence, names: Seq[str]) -> dict[str, int]:
+        """Return how many tokens of each look-up are worth their rows, if any; the one that gains
+        the most first."""
         most, bound = self._controller.k_max, seq.max_draft
         most = most if bound is None else min(most, bound)
-        lengths: dict[str, int] = {}
         gain = self.choice.drafting[1] if self._may_ask(seq) else -inf
-        for name in (seq.sources or ()) if most else ():
+        found = list[tuple[float, str, int]]()
+        for name in names if most else ():
             if name != self._main and (chances := self._free[name].forecast(seq, most)):
                 n, own = self.choice.free_count(chances)
-                if n and own >= gain:
-                    lengths[name] = n
-                elif n:
-                    self._replaced[seq] = {name: n, self._main: 0}, own
-        return lengths
+                if n:
+                    found.append((own, name, n))
+        found.sort(key=itemgetter(0), reverse=True)  # stable: the order of the request for equals
+        if found and found[0][0] < gain:
+            own, name, n = found[0]
+            self._replaced[seq] = {name: n, self._main: 0}, own
+        return {name: n for own, name, n in found if own >= gain}

@@ -1,4 +1,4 @@
-"""Cascade: for each sequence, the first proposer in its list that has a proposal.
+"""Cascade: for each sequence, the first proposer that has a proposal.
 
 There is one main proposer and several free ones, which look tokens up. The main proposer is asked
 once per step, for all sequences without a free proposal that pays, so no draft forward is spent on
@@ -20,8 +20,8 @@ Limits = Callable[[Sequence], Mapping[str, int] | None]
 
 
 class Cascade(Proposer):
-    """`limits(seq)`: how many tokens each proposer may propose, by the names in `Sequence.sources`,
-    which must all be known here; None: only the main one is asked."""
+    """`limits(seq)`: how many tokens the main proposer and some look-ups may propose, by name, in
+    the order in which look-ups are asked; None: only the main one is asked."""
 
     def __init__(self, main: Proposer, free: Seq[Proposer], *, limits: Limits) -> None:
         self.name = main.name
@@ -71,26 +71,20 @@ class Cascade(Proposer):
         proposals: list[Proposal] = []
         left: list[Chunk] = []
         for chunk in chunks:
-            limits = self._limits(chunk.seq) if chunk.k else None
-            if limits is None:
-                proposals.append(EMPTY)
-                left.append(chunk)
-            else:
+            proposal, k = EMPTY, chunk.k
+            if k and (limits := self._limits(chunk.seq)) is not None:
                 proposal, k = self._walk(chunk, limits)
-                proposals.append(proposal)
-                left.append(chunk._replace(k=k))
+            proposals.append(proposal)
+            left.append(chunk if k == chunk.k else chunk._replace(k=k))
         return proposals, left
 
     def _walk(self, chunk: Chunk, limits: Mapping[str, int]) -> tuple[Proposal, int]:
         """Return the first free proposal, or how many tokens the main proposer may propose."""
-        for name in chunk.seq.sources or (self._main.name,):
-            k = min(chunk.k, limits.get(name, 0))
-            if k and name == self._main.name:
-                return EMPTY, k
-            if k:
+        for name, most in limits.items():
+            if name != self._main.name and (k := min(chunk.k, most)):
                 [proposal] = self._free[name].propose([chunk._replace(k=k)])
                 if chunk.seq.constraint is not None:  # if nothing is left, ask the next one
                     proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
-        return EMPTY, 0
+        return EMPTY, min(chunk.k, limits[self._main.name])

@@ -240,7 +240,7 @@ class Generating(RequestBody):
         'an object {"type": "content", "content": a string or a list of text parts, not empty}')
     speculation: SpeculationOptions | None = described(None,
         "Extension. Speculation for this request: the maximum draft tokens per step, and the"
-        " proposers in order of preference. The text does not change.",
+        " proposers that may be used. The text does not change.",
         'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
         ' "proposers": a list of names from /v1/capabilities, each once}, or'
         ' {"max_draft": 0} or {"enabled": false} without the others')

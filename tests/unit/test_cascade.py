@@ -364,6 +364,32 @@ def test_free_proposals_are_priced_by_their_forecasts() -> None:
     assert allowance.limits(alone) == {"prediction": 2, "draft_model": 0}
 
 
+def test_the_look_up_that_gains_the_most_is_asked_first() -> None:
+    """Bug: the first look-up of the list served, a prediction that was wrong at each edit before
+    earlier replies that were right. Those listed behind the main proposer wait for it."""
+    allowance = allowance_of(Chooser(Choice(4, row_costs=[0.1] * 4)), chance=0.5)
+    seq = sequence("a", ("ngram", "prediction", "draft_model"))
+    behind = sequence("b", ("ngram", "draft_model", "prediction"))
+    allowance.begin(Load(2))
+    for each in (seq, behind):
+        allowance.draft_rows(each)
+    assert list(allowance.limits(seq) or ()) == ["prediction", "ngram", "draft_model"]
+    assert list(allowance.limits(behind) or ()) == ["ngram", "draft_model"]
+    found = Scripted("ngram"), Scripted("prediction")
+    cascade = Cascade(Scripted("draft_model"), found, limits=allowance.limits)
+    proposals = cascade.propose([Chunk(each, 0, 1, 4) for each in (seq, behind)])
+    assert [proposal.source for proposal in proposals] == ["prediction", "ngram"]
+
+
+def test_of_several_look_ups_the_best_one_replaces_the_draft() -> None:
+    """Bug: where the draft was left out, the last look-up of the list served in its place."""
+    allowance = allowance_of(Chooser(Choice(4, drafting=(0.7, 0.5))), chance=0.8)
+    both, other = sequence("a", ("prediction", "ngram", "draft_model")), sequence("b", ("ngram",))
+    allowance.begin(Load(2))
+    allowance.leave_out_main([Chunk(seq, 0, 1, allowance.draft_rows(seq)) for seq in (both, other)])
+    assert allowance.limits(both) == {"prediction": 3, "draft_model": 0}
+
+
 def test_a_free_proposer_that_does_not_pay_is_not_asked() -> None:
     allowance = allowance_of(Chooser(Choice(4, row_costs=[9.0] * 4)))
     seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("ngram",))
