@@ -136,8 +136,8 @@ class FlashInferForward(PagedAttention):
 
 
 class FlashInferGraph(FlashInferForward):
-    """Wrappers in graph mode, with buffers at fixed addresses; no trees. Its variants are those of
-    the warm-up forward before the capture."""
+    """Wrappers in graph mode, with buffers at fixed addresses and the variants of the warm-up
+    forward before the capture. No trees: one with a buffer for masks masks every step."""
 
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, rows: int) -> None:
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
@@ -228,7 +228,7 @@ class Table:
 
     def plan(self, wrapper: Wrapper, variant: Variant, size: int, device: torch.device) -> None:
         """Plan a wrapper. Tables that the library reads on the host are host tensors, so nothing
-        waits for the device."""
+        waits for the device but the packing of a mask, whose length the library reads back."""
         mask, window = None, variant.window
         if variant.masked:  # the mask then includes the window
             seen = [visible(span, window).reshape(-1) for span in self.spans]
