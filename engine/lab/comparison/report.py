@@ -13,6 +13,7 @@ from engine.lab.comparison.workload import OFF, SERVED, Arm
 from engine.lab.files import write_json
 
 ANSWER = "These are tables; `foredraft tune` says in one sentence whether it pays, and with what."
+JOINT = "best arm of each proposer, each against its own off, as configurations ran in succession"
 Base = Callable[[Cell], Arm | None]
 BASES: dict[str, Base] = {
     "against off": lambda cell: OFF,
@@ -87,6 +88,33 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
                 *(" ".join(kept) or "-" for _ in contexts),
                 *(_interval(cell.ratio(arm, base(cell))) for base in bases.values()),
             ]
+
+
+def joint(comparisons: Sequence[Comparison]) -> str:
+    """Return a table of `_best_arms` of all configurations, by workload, with remarks: which one is
+    the best, and which ones may be as good, since their intervals overlap."""
+    rows = []
+    for cells in zip(*(each.cells for each in comparisons), strict=True):
+        (best, name), *others = _best_arms(cells)
+        won = "best" if best.low > 1 else "off is faster" if best.high < 1 else "best, or off"
+        rows.append([f"{cells[0].workload.name}:", name, str(best), won])
+        for ratio, name in others:
+            rows.append(["", name, str(ratio), "may be as good" if ratio.high >= best.low else ""])
+    return "\n".join([f"{JOINT}\n", *table(rows, left=4)])
+
+
+def _best_arms(cells: Sequence[Cell]) -> list[tuple[Ratio, str]]:
+    """Return the ratio to `off` and the name of the best arm of each main proposer (alone or after
+    look-ups) and of each look-up, best first. A ratio of a single round has no interval."""
+    found: dict[str, tuple[Ratio, str]] = {}
+    for cell in cells:
+        for arm, runs in cell.rounds.items():
+            if arm == OFF or (ratio := cell.ratio(arm, OFF)) is None:
+                continue
+            proposer = arm.name.rpartition(" ")[0].rpartition(" + ")[2]
+            if proposer not in found or ratio.value > found[proposer][0].value:
+                found[proposer] = (ratio if len(runs) > 1 else Ratio(ratio.value)), arm.name
+    return sorted(found.values(), key=lambda each: -each[0].value)
 
 
 def host_lines(comparison: Comparison) -> Iterator[str]:

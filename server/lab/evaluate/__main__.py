@@ -2,8 +2,9 @@
 
 Starts a server for each CONFIG.toml and --draft, compares ways to serve your prompts, and prints by
 temperature and concurrency: tokens per second, also relative to K=0, the acceptance of draft
-tokens, and whether every text stayed the same. These are tables; `foredraft tune` says in one
-sentence what to serve with. Exit code 1 if a text changed, 2, with a sentence, for a usage error.
+tokens, and whether every text stayed the same. Of several servers, a last table ranks the best ways
+against K=0. `foredraft tune` says in one sentence what to serve with. Exit code 1 if a text
+changed, 2, with a sentence, for a usage error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from engine.config import AdaptiveConfig, NgramConfig, check_folders
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.race import Race
-from engine.lab.comparison.report import ANSWER, as_dict, card
+from engine.lab.comparison.report import ANSWER, as_dict, card, joint
 from engine.lab.comparison.workload import Workload
 from engine.lab.files import writable, write_json
 from server.config import Config, load_config, overrides_of
@@ -173,6 +174,8 @@ def conclude(
     show("Foredraft evaluate: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
     for comparison in comparisons:
         show(card(comparison))
+    if len(comparisons) > 1:
+        show(joint(comparisons))
     show(ANSWER)
     write_json(parsed.json, {"facts": facts, "found": [as_dict(each) for each in comparisons]})
     return int(any(c.texts_equal < c.texts_compared for c in comparisons))
