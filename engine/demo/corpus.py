@@ -24,9 +24,9 @@ from string import Template
 from typing import Any, Literal
 
 from engine.demo.chat import Dialogue, facts, functions, invent_json, renamed, variables
-from engine.demo.practice import conversation, extraction, invented, quoting, renaming
+from engine.demo.practice import conversation, extraction, invented, quoting, renaming, templated
 
-Kind = Literal["code", "chat", "json", "prose", "quotes", "edits"]
+Kind = Literal["code", "chat", "json", "prose", "quotes", "edits", "templates"]
 SKIPPED = {
     "site-packages", "dist-packages", "ensurepip", "__pycache__", "encodings", "idle_test",
     "pydoc_data", "lib2to3",
@@ -231,6 +231,8 @@ def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
     rng = random.Random(HELD_OUT_SEED)
     if kind == "chat" or kind == "json":
         return [asked(dialogue) for dialogue in heldout_dialogues(kind, count)]
+    if kind == "templates":
+        return [asked(templated(rng, index)) for index in range(count)]
     if kind == "quotes":
         prose = heldout_prose()
         return [asked(quoting(rng, prose)) for _ in range(count if prose else 0)]

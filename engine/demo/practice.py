@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from string import Template
 from typing import Any
 
 from engine.demo.chat import (
@@ -23,6 +24,7 @@ from engine.demo.chat import (
     from_table,
     invent_json,
     neighbours,
+    person,
     refusal,
     spelling,
     variables,
@@ -106,6 +108,13 @@ def extraction(rng: random.Random) -> Dialogue:
         return ask(question, f"The {keys[0]} is {record[keys[0]]}.")
     question = worded(rng, "keys", text=text, keys=", ".join(keys))
     return ask(question, json.dumps({key: record[key] for key in keys}, indent=indent))
+
+
+def templated(rng: random.Random, index: int) -> Dialogue:
+    """Fill in template `index` of a few, in turn. Not for training: benchmarks ask it."""
+    values = {field: value(rng) for field, value in VALUES.items()} | person(rng)
+    turns = facts()["templates"][index % len(facts()["templates"])]
+    return [{**turn, "content": Template(turn["content"]).substitute(values)} for turn in turns]
 
 
 def repeating(rng: random.Random) -> Dialogue:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -31,6 +33,7 @@ from engine.lab.comparison.workload import (
     AUTO,
     EDITS,
     OFF,
+    TEMPLATES,
     Arm,
     Workload,
     lanes,
@@ -271,7 +274,7 @@ def test_mistakes_are_sentences(arguments: list[str], problem: str) -> None:
     [
         (
             ["--kinds", "poetry"],
-            "'poetry' is not one of code, prose, json, random, chat, edits, quotes",
+            "'poetry' is not one of code, prose, json, random, chat, edits, quotes, templates",
         ),
         (["--concurrency", "0"], "'0' is not a whole number from 1 to 256"),
         (["--concurrency", "four"], "'four' is not a whole number from 1 to 256"),
@@ -354,6 +357,28 @@ def test_the_quick_grid_is_small() -> None:
     whole = settings(build_parser("x").parse_args([]))
     assert len(whole.workloads) == 4 * 2 * 4
     assert all(len(pool) >= 16 for pool in whole.pools.values())
+
+
+def test_prompts_of_templates_are_alike_and_come_once() -> None:
+    """Law: no prompt of `templates` comes twice, in any round or workload, as one of `json` does;
+    all are from a few templates, in turn, and the same in each run."""
+    parsed = build_parser("x").parse_args(["--kinds", "json,templates", "--rounds", "5"])
+    race = settings(parsed)
+    prompts = Counter[str]()
+    for workload in race.workloads:
+        assert workload.kind == TEMPLATES or not workload.first
+        for round_ in range(-1, race.rounds):
+            for lane in lanes(replace(workload, tokens=8), race.pools, round_):
+                prompts.update(f"{workload.kind} {request.prompt}" for request in lane)
+                assert all(request.ends == (workload.kind == TEMPLATES) for request in lane)
+    found = race.pools[TEMPLATES]
+    assert {count for text, count in prompts.items() if text.startswith(TEMPLATES)} == {1}
+    assert max(prompts.values()) > 1
+    assert sum(text.startswith(TEMPLATES) for text in prompts) == len(found) == len(set(found))
+    assert list(found) == settings(parsed).pools[TEMPLATES]
+    beginnings = [prompt[:36] for prompt in found]
+    assert len(set(beginnings)) == 3  # both tools begin alike
+    assert beginnings[:40:4] == beginnings[:1] * 10
 
 
 def test_an_edits_prediction_differs_in_one_name() -> None:

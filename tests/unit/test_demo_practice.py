@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections import Counter
+from difflib import SequenceMatcher
 
 import pytest
 
@@ -63,6 +64,26 @@ def test_what_is_extracted_stands_in_the_text() -> None:
         else:
             values = [re.split(r" is ", answer, maxsplit=1)[1].removesuffix(".")]
         assert all(str(each) in question for each in values), (question, answer)
+
+
+def test_replies_to_a_template_differ_in_values_only() -> None:
+    """Law: the replies have the values of their questions, and are otherwise the same text; tools
+    are offered in the words of the chat template."""
+    rng, count = random.Random(0), len(chat.facts()["templates"])
+    words = (chat.HERE / "chat_template.jinja").read_text("utf-8")
+    for index in range(10 * count):
+        first, second = (practice.templated(rng, index) for _ in range(2))
+        one, other = (dialogue[-1]["content"] for dialogue in (first, second))
+        assert one != other
+        assert 0.55 < SequenceMatcher(None, one, other, autojunk=False).ratio() < 1
+        call = one.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        given = json.loads(call)
+        values = given.get("arguments", given)
+        assert all(str(value) in first[-2]["content"] for value in values.values())
+        if call != one:
+            head, tool, tail = re.split(r"\n(?=\{)|(?<=\})\n", first[0]["content"], maxsplit=2)
+            assert list(json.loads(tool)["function"]["parameters"]["properties"]) == list(values)
+            assert all(part.replace("\n", "\\n") in words for part in (head, tail))
 
 
 def test_a_quote_is_a_part_of_the_text_and_mostly_long() -> None:

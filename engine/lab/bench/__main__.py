@@ -18,12 +18,12 @@ from engine.errors import ConfigError
 from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.costs import cost_lines, measure_costs, promises
-from engine.lab.bench.offline import ALL, BLOCK, PROPOSERS, TREE, Offline
+from engine.lab.bench.offline import ALL, BLOCK, PROPOSERS, TREE, Encode, Offline
 from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, proposer_of, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
-from engine.lab.comparison.race import LONGEST
+from engine.lab.comparison.race import LONGEST, Race
 from engine.lab.comparison.report import host_lines, show
-from engine.lab.comparison.workload import KINDS, RANDOM, Arm
+from engine.lab.comparison.workload import KINDS, POOL, RANDOM, Arm
 from engine.lab.replay.variants import VARIANTS, WHOLE
 
 LONGEST_PROMPT = 512  # tokens
@@ -76,16 +76,14 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     config, pair, encode = load(parsed)
     measures = name in ("suite", "machine")
     costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if measures else None
-    prompts = (encode(prompt) for pool in race.pools.values() for prompt in pool)
     reply = parsed.tokens or LONGEST
     most = max(BLOCK, min(LONGEST_PROMPT, pair.target.max_model_len - reply - 1))
-    lengths = [min((len(ids) // BLOCK + 1) * BLOCK, most) for ids in prompts]
-    longest = max(lengths)
+    longest, prompts = _cached(race, encode, most)
     drafting = {"proposer": proposer_of(parsed.draft, parsed.dtype)}  # also beside --medusa
     player = Offline(
         config, pair, encode, race.arms,
-        concurrency=concurrency, prompts=-(-sum(lengths) // longest), longest_prompt=longest,
-        reply=reply, clock=clock, others=other_arms(pair, race.arms, parsed.target, parsed.draft),
+        concurrency=concurrency, prompts=prompts, longest_prompt=longest, reply=reply, clock=clock,
+        others=other_arms(pair, race.arms, parsed.target, parsed.draft),
         settings={Arm("auto", label="draft_model"): SpeculationConfig.model_validate(drafting)},
     )  # fmt: skip
     freeze_memory().join()  # as a server does
@@ -98,6 +96,18 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     if name == "host":
         print("\n".join(host_lines(comparison)))
     return code
+
+
+def _cached(race: Race, encode: Encode, most: int) -> tuple[int, int]:
+    """Return the tokens of the longest prompt, at most `most`, and how many prompts of that length
+    are as long as all that a workload of each kind may use."""
+    used = max(POOL, *(workload.requests(race.rounds) for workload in race.workloads))
+    lengths = [
+        [min((len(encode(prompt)) // BLOCK + 1) * BLOCK, most) for prompt in pool]
+        for pool in race.pools.values()
+    ]
+    longest = max(map(max, lengths))
+    return longest, -(-sum(sum(each[:used]) for each in lengths) // longest)
 
 
 def _check(arms: Sequence[Arm], concurrency: int) -> None:

@@ -14,10 +14,13 @@ from engine.lab.comparison.race import Race
 from engine.lab.comparison.workload import (
     FROM_FILE,
     KINDS,
+    POOL,
     RANDOM,
+    TEMPLATES,
     USUAL,
     Pools,
     Workload,
+    apart,
     parse_arms,
     pool,
 )
@@ -110,12 +113,15 @@ def settings(
         dict.fromkeys(parsed.temperatures or preset.temperatures),
         dict.fromkeys(parsed.concurrency or preset.concurrency),
     )
+    rounds = parsed.rounds or preset.rounds
+    workloads = apart(
+        [Workload(*cell, parsed.tokens or 0, parsed.ends, preset.together) for cell in grid], rounds
+    )
+    most = max(workload.first + workload.requests(rounds) for workload in workloads)
     return Race(
         arms=parse_arms(preset.modes if parsed.modes is None else parsed.modes, others, variants),
-        workloads=[
-            Workload(*cell, parsed.tokens or 0, parsed.ends, preset.together) for cell in grid
-        ],
-        pools=given or {kind: pool(kind) for kind in kinds},
-        rounds=parsed.rounds or preset.rounds,
+        workloads=workloads,
+        pools=given or {kind: pool(kind, most if kind == TEMPLATES else POOL) for kind in kinds},
+        rounds=rounds,
         minutes=parsed.minutes or preset.minutes,
     )

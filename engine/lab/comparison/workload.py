@@ -11,7 +11,7 @@ import random
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.config import MAX_K
@@ -20,12 +20,13 @@ from engine.errors import ConfigError
 
 USUAL = ("code", "prose", "json", "random")
 # Ask to rename a variable in a function, which is predicted with another name for it; to quote from
-# a text in the prompt. Replies end where the model ends them, since what follows repeats nothing.
-EDITS, QUOTES = "edits", "quotes"
-KINDS = (*USUAL, "chat", EDITS, QUOTES)
+# a text in the prompt; fill in a few templates, each prompt once, so that replies are like earlier
+# ones. Replies end where the model ends them, since what follows repeats nothing.
+EDITS, QUOTES, TEMPLATES = ENDING = "edits", "quotes", "templates"
+KINDS = (*USUAL, "chat", *ENDING)
 RANDOM, FROM_FILE = "random", "file"  # unpredictable characters; the prompts of --prompts
 SEED = 20261120
-POOL = 32  # prompts per kind
+POOL = 32  # prompts per kind, except TEMPLATES
 _CHARACTERS, _RANDOM_CHARACTERS = 160, 48  # per prompt; short, because decoding is measured
 
 Pools = Mapping[str, Sequence[str]]  # prompts by kind of text
@@ -77,9 +78,9 @@ def parse_arms(
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`concurrency` requests at a time, with replies of `tokens` tokens (0: not yet known), or of
-    at most that if the model `ends` them, as it does those of EDITS and QUOTES. `temperature` None:
-    each request has its own. `together`: one request per lane, so that all decode at the same
-    time."""
+    at most that if the model `ends` them, as it does those of ENDING. `temperature` None: each
+    request has its own. `together`: one request per lane, so that all decode at the same time.
+    `first`: index in the pool of the first prompt."""
 
     kind: str
     temperature: float | None
@@ -87,6 +88,7 @@ class Workload:
     tokens: int = 0
     ends: bool = False
     together: bool = False
+    first: int = 0
 
     @property
     def text(self) -> str:
@@ -102,6 +104,10 @@ class Workload:
         if self.together:
             return 1
         return 4 if self.concurrency == 1 else 3 if self.concurrency < 16 else 2
+
+    def requests(self, rounds: int) -> int:
+        """Return the number of requests of these rounds and of the warm-up."""
+        return (rounds + 1) * self.concurrency * self.per_lane
 
     @property
     def run_tokens(self) -> float:
@@ -131,10 +137,10 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
     """Return the lanes of a round. Rounds differ in seeds, and in prompts if the pool has enough;
     round -1 is the warm-up."""
     count, per_lane, pool = workload.concurrency, workload.per_lane, pools[workload.kind]
-    ends = workload.ends or workload.kind in (EDITS, QUOTES)
+    ends = workload.ends or workload.kind in ENDING
 
     def request(lane: int, place: int) -> Request:
-        index = ((round_ + 1) * count + lane) * per_lane + place
+        index = workload.first + ((round_ + 1) * count + lane) * per_lane + place
         # First replies grow in length from lane to lane, so that sequences of all ages run at any
         # time, as in a server that has been running for a while.
         share = 1.0 if place or workload.together else (lane + 1) / count
@@ -151,18 +157,28 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
     return [[request(lane, place) for place in range(per_lane)] for lane in range(count)]
 
 
-def pool(kind: str) -> list[str]:
-    """Return at most POOL different texts of one of KINDS, unseen by the built-in models."""
+def apart(workloads: Sequence[Workload], rounds: int) -> list[Workload]:
+    """Return the workloads, those of TEMPLATES with prompts that no other one has."""
+    found, first = list[Workload](), 0
+    for workload in workloads:
+        is_apart = workload.kind == TEMPLATES
+        found.append(replace(workload, first=first * is_apart))
+        first += workload.requests(rounds) * is_apart
+    return found
+
+
+def pool(kind: str, most: int = POOL) -> list[str]:
+    """Return at most `most` different texts of one of KINDS, unseen by the built-in models."""
     if kind == RANDOM:
         letters = string.ascii_letters + string.digits + string.punctuation
         return [
             "".join(random.Random(SEED + index).choices(letters, k=_RANDOM_CHARACTERS))
-            for index in range(POOL)
+            for index in range(most)
         ]
-    found = heldout_prompts(kind, 4 * POOL)  # type: ignore[arg-type]
+    found = heldout_prompts(kind, 4 * most)  # type: ignore[arg-type]
     if kind in ("code", "prose"):  # prompts of other kinds must stay whole
         found = [text[-_CHARACTERS:] for text in found]
-    return list(dict.fromkeys(text for text in found if text.strip()))[:POOL]
+    return list(dict.fromkeys(text for text in found if text.strip()))[:most]
 
 
 def _predicted(prompt: str) -> str:
