@@ -13,9 +13,10 @@ import pytest
 from engine.config import SelfConfig
 from engine.errors import ConfigError, ModelError
 from engine.lab.bench import record
-from engine.lab.bench.__main__ import PRESETS, RECORD, main
+from engine.lab.bench.__main__ import PRESETS, RECORD, _cached, main
 from engine.lab.bench.assisted import other_arms
 from engine.lab.bench.options import add_pair, pair_config, tokenizer_of
+from engine.lab.comparison.options import build_parser, settings
 from engine.lab.comparison.workload import Arm
 from server.lab.bench import __main__ as server_bench
 from server.lab.bench import front
@@ -47,6 +48,17 @@ def test_the_pair_is_as_named() -> None:
     proposer = config.speculation.proposer
     assert (config.target.path, config.target.dtype, config.device) == ("a", "float32", "cpu")
     assert (getattr(proposer, "path", ""), getattr(proposer, "dtype", "")) == ("b", "float32")
+
+
+def test_the_cache_holds_the_prompts_of_one_workload() -> None:
+    """Law: memory is for the prompts that a workload may use, not for all of `templates`; a prompt
+    of any workload fits."""
+    parsed = build_parser("x").parse_args(["--kinds", "code,templates", "--concurrency", "1,8"])
+    race = settings(parsed)
+    longest, prompts = _cached(race, lambda text: [0] * (100 if "<tools>" in text else 5), 512)
+    assert longest == 112
+    assert len(race.pools["templates"]) == 2 * (16 + 96)
+    assert prompts == -(-(32 * 16 + 48 * (16 + 112)) // 112)
 
 
 @pytest.mark.parametrize(("draft", "layers"), [("self", "auto"), ("self:3", 3)])
