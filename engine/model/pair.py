@@ -35,7 +35,6 @@ from engine.model.attention_choice import attention_for
 from engine.model.eagle_head import EagleHead, Target, load_eagle
 from engine.model.early_exit import best_exit, early_exit
 from engine.model.fit import Vocabulary, check_lengths, compare, compare_files, warn_of_slow
-from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel, name_of_layers
@@ -44,7 +43,7 @@ from engine.model.medusa_heads import MedusaHeads, load_heads
 from engine.model.memory import device_limit, reserve_of, table_bytes, weights_of
 from engine.model.precision import named_dtype
 from engine.model.proof import waits_for_device
-from engine.model.runner import Graphs, ModelRunner
+from engine.model.runner import ForeignRunner, Graphs, ModelRunner
 from engine.progress import report
 from engine.scheduling.memory import (
     GIB,

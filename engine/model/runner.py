@@ -21,6 +21,7 @@ from engine.attention.interface import FP8, AttentionBackend, StagingBackend
 from engine.attention.packed_copy import copied_to_device
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
+from engine.grammar.translation import Translation
 from engine.model.attention_choice import attention_backend, attention_for
 from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, DraftedChains
@@ -383,3 +384,23 @@ class ModelRunner:
         near = self._near(starts)
         with self._timer:
             return self._chains(first, near, steps=steps, table=table, held=held)
+
+
+class ForeignRunner(ModelRunner):
+    """The runner of a draft whose tokenizer differs from the target's. Has no chains in one call,
+    since those draw by the draft's ids. `vocab_size`: the target's; all else is the draft's."""
+
+    def __init__(
+        self, translation: Translation, model: LoadedModel, cache: KVCache, **more: Any
+    ) -> None:
+        super().__init__(model, cache, "draft", **more)
+        self.vocab_size, self._chains = translation.vocab_size, None
+        self.translation = translation
+        self.blocks, self.block_size = cache.blocks, cache.block_size
+
+    @property
+    def chains(self) -> bool:
+        return False
+
+    def draws_chains(self, sequences: int) -> bool:
+        return False

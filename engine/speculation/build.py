@@ -18,10 +18,9 @@ from engine.config import (
     SuffixConfig,
 )
 from engine.model.draws import Draws
-from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair
-from engine.model.runner import ModelRunner
+from engine.model.runner import ForeignRunner, ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.eagle import EagleProposer

@@ -63,7 +63,7 @@ class DraftModelProposer(Proposer):
     """`vocab_size`: the target's; ids that the draft lacks are never proposed, and logits beyond it
     are cut off. No forward runs more than `max_step_tokens` tokens. `keeps_drafting` is called
     between draft steps (see controller.KController), unless one call runs them all. `compares`:
-    whether this step's `agreements` are needed (None: always)."""
+    whether this step's `agreements` are needed."""
 
     follows_grammar = True
 
@@ -76,7 +76,7 @@ class DraftModelProposer(Proposer):
         vocab_size: int,
         max_step_tokens: int,
         keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-        compares: Callable[[], bool] | None = None,
+        compares: Callable[[], bool] = lambda: True,
         name: str = "draft_model",
     ) -> None:
         self.name = name
@@ -247,18 +247,15 @@ class DraftModelProposer(Proposer):
         """Run all committed positions that the plane lacks, and the proposed tokens. Returns, per
         sequence, [rows to compare + 1, vocab] logits, the last row after its last token, and the
         number of rows to compare."""
-        segments: list[Segment] = []
-        counts: list[int] = []
-        compares, rows = self._compares is None or self._compares(), 0
+        segments, counts = list[Segment](), list[int]()
+        compares, rows = self._compares(), 0
         for draft in drafts:
             seq, drafted = draft.seq, draft.tokens
             tokens = seq.tokens
             last = len(tokens) - 1
             start = min(seq.num_draft_computed, last)
             rows += last - start
-            count = 0
-            if compares and not drafted:
-                count = rows_to_compare(seq, start, draft.plain, self._vocab_size, len(drafts))
+            count = rows_to_compare(draft, start, self._vocab_size, len(drafts)) if compares else 0
             counts.append(count)
             segments.append(Segment(tokens[start:] + drafted, start, seq.blocks, 1 + count))
             draft.run = len(drafted)

@@ -109,12 +109,11 @@ def starts_of(drafts: list[Draft]) -> list[Start]:
     return [Start(draft.seq.blocks, len(draft.seq.tokens)) for draft in drafts]
 
 
-def rows_to_compare(
-    seq: Sequence, start: int, plain: Plain | None, vocab_size: int, sequences: int
-) -> int:
+def rows_to_compare(draft: Draft, start: int, vocab_size: int, sequences: int) -> int:
     """Return how many of the positions from `start` to the last but one to compare: the latest ones
     that predict a generated token, fewer with more `sequences`."""
-    if plain is None or plain.is_filtered(vocab_size):
+    seq, plain = draft.seq, draft.plain
+    if draft.tokens or plain is None or plain.is_filtered(vocab_size):
         return 0
     missed = seq.num_tokens - 1 - max(start, seq.num_prompt - 1)
     return min(max(missed, 0), MOST_ROWS, max(MOST_OF_ALL // sequences, 1))

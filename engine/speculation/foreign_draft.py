@@ -9,16 +9,18 @@ other draft.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.model.foreign_runner import ForeignRunner
-from engine.model.runner import ModelOutput, ModelRunner
+import torch
+
+from engine.model.runner import ForeignRunner, ModelOutput, ModelRunner
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.speculation.draft_model import DraftModelProposer
-from engine.speculation.drafts import Draft
+from engine.speculation.drafts import MOST_ROWS, Draft, rows_to_compare
 
 
 @dataclass(slots=True)
@@ -48,12 +50,15 @@ class DraftTokens:
 
 class ForeignDraftProposer(DraftModelProposer):
     """Assigns the blocks of the draft's plane. Proposes nothing for a sequence that gets no blocks
-    or is too long for the draft. Computes no agreements."""
+    or is too long for the draft."""
 
     def use(self, runner: ModelRunner) -> None:
         assert isinstance(runner, ForeignRunner)
         super().use(runner)
-        self._pieces, self._most = runner.translation.pieces, runner.model.max_model_len
+        translation, model = runner.translation, runner.model
+        self._pieces, self._most = translation.pieces, model.max_model_len
+        self._to = torch.tensor(translation.target_ids, device=model.device)
+        self._from = torch.tensor(translation.draft_ids, device=model.device)
         self._free, self._block_size = list(runner.blocks), runner.block_size
         self._readings: dict[int, DraftTokens] = {}
 
@@ -85,16 +90,25 @@ class ForeignDraftProposer(DraftModelProposer):
         return [piece for token in draft.tokens[draft.run :] for piece in self._pieces(token)]
 
     def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
-        segments: list[Segment] = []
-        self.catch_up_rows = 0
+        segments, counts, rows = list[Segment](), list[int](), list[int]()
+        compares, self.catch_up_rows, before = self._compares(), 0, 0
         for draft in drafts:
             reading, new = self._readings[id(draft.seq)], self._new(draft)
-            start = min(reading.valid, len(reading.ids) + len(new) - 1)
-            self.catch_up_rows += max(len(reading.ids) - 1 - start, 0)
-            segments.append(Segment(reading.ids[start:] + new, start, reading.blocks, 1))
-            reading.valid, reading.drafted = len(reading.ids), new
+            ids, ends = reading.ids, reading.ends
+            start = min(reading.valid, len(ids) + len(new) - 1)
+            self.catch_up_rows += max(len(ids) - 1 - start, 0)
+            first = bisect_left(ends, max(reading.valid, len(ids) - MOST_ROWS) + 1)
+            count = rows_to_compare(draft, first, self._vocab_size, len(drafts)) if compares else 0
+            counts.append(count)
+            read = ends[-1 - count :]  # after each of these pieces, the draft proposes a token
+            rows += [before + end - read[0] for end in read]
+            num_logits = 1 + read[-1] - read[0]
+            before += num_logits
+            segments.append(Segment(ids[start:] + new, start, reading.blocks, num_logits))
+            reading.valid, reading.drafted = len(ids), new
             draft.run = len(draft.tokens)
-        return self._run(segments), [0] * len(drafts)
+        output = self._run(segments)
+        return ModelOutput(output.logits, rows) if any(counts) else output, counts
 
     def _extend(self, drafts: list[Draft]) -> ModelOutput:
         segments: list[Segment] = []
@@ -107,3 +121,9 @@ class ForeignDraftProposer(DraftModelProposer):
             segments.append(Segment(new, start, reading.blocks, 1))
             draft.run = len(draft.tokens)
         return self._run(segments)
+
+    def _forward(self, segments: list[Segment]) -> ModelOutput:
+        """Return logits by the target's ids, -inf for tokens that the draft lacks."""
+        logits = super()._forward(segments).logits
+        found = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+        return ModelOutput(found.index_copy_(1, self._to, logits.index_select(1, self._from)))

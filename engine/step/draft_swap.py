@@ -30,13 +30,12 @@ from engine.control.profile import Profile
 from engine.errors import ConfigError, EngineError, MemoryPlanError, ModelError, one_line
 from engine.messages import Swap, SwapOutcome
 from engine.model.fit import check_pair
-from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.memory import device_limit
 from engine.model.pair import load_draft, refuse_weights, runner_of, use_device, warm_up
 from engine.model.proof import failure
-from engine.model.runner import ModelRunner
+from engine.model.runner import ForeignRunner, ModelRunner
 from engine.scheduling.memory import gib
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence

@@ -41,7 +41,7 @@ def proposer_on(
     vocab_size: int = VOCAB,
     max_step_tokens: int = 512,
     keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-    compares: Callable[[], bool] | None = None,
+    compares: Callable[[], bool] = lambda: True,
 ) -> DraftModelProposer:
     processor = LogitsProcessor(EOS)
     return DraftModelProposer(

@@ -4,6 +4,7 @@ that stay the target's."""
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Output, SamplingParams
 from engine.model.fit import check_pair
 from engine.model.pair import Pair, load_pair
+from engine.scheduling.sequence import Sequence
+from engine.speculation.drafts import MOST_ROWS
 from engine.speculation.foreign_draft import DraftTokens, ForeignDraftProposer
+from engine.speculation.proposal import Proposal
+from tests.model.test_draft_model import decode, sequence
 from tests.model.test_lossless import FIELDS, PROMPT, VARIANTS, Replies, hold, run, submit_all
 from tests.support import tiny, tiny_text, two_tokenizers
 from tests.support.reference import Reference
@@ -110,6 +115,52 @@ def test_permuted_ids_agree_as_often(temperature: float, tmp_path: Path) -> None
         kept.append(rate(list(Replies(run(engine)).last.values())))
     assert kept[0] == pytest.approx(kept[1], abs=0.02)
     assert kept[1] > 0.1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_committed_tokens_are_compared_in_hindsight(
+    temperature: float, paths: tuple[str, str], pair: Pair
+) -> None:
+    """Law: each position that the draft computes late shows whether a draft without any history
+    would have proposed its token, also after tokens of several pieces or none; a prompt is not
+    compared, nor a position twice, nor more positions than the rows allow."""
+    proposer = Engine(config(paths, 1), pair=pair)._proposer._main
+    assert isinstance(proposer, ForeignDraftProposer)
+    proposer._compares = lambda: True
+    rng, names, hits = random.Random(5), tiny_text.tokenizer(), list[bool]()
+    several = [id_of(names, text) for text in ("true", "Ġ[", "name")]
+    no_text = tiny_text.vocab_size() - 1
+
+    def drawn(seq: Sequence, end: int) -> list[int]:
+        copy = Sequence("copy", seq.params, seq.tokens[:end], end)
+        [proposal] = proposer.propose([decode(copy, 1)])
+        proposer.forget(copy)
+        return proposal.tokens
+
+    seqs = [sequence(str(i), [*PROMPT, 20 + i], temperature=temperature) for i in range(3)]
+    next_of, last = [seq.num_prompt for seq in seqs], [Proposal()] * 3
+    for spell in (9, 1, 4, 40):
+        for i, seq in enumerate(seqs):
+            seq.number = i
+            for count in range(spell + i):
+                other = rng.choice([*several, rng.randrange(270), *[no_text] * (count > 1)])
+                seq.tokens += drawn(seq, seq.num_tokens) if rng.random() < 0.5 else [other]
+            # The first of two draft tokens was run: if it is right, so was the token after it.
+            next_of[i] += bool(last[i]) and seq.tokens[next_of[i] - 1 :][:1] == last[i].tokens[:1]
+        last = proposer.propose([decode(seq, 2) for seq in seqs])
+        found = {each.request: each for each in proposer.agreements}
+        for i, seq in enumerate(seqs):
+            compared = found[i].hits if i in found else []
+            first = seq.num_tokens - len(compared)
+            assert first == next_of[i] or (
+                spell == 40 and next_of[i] < first and len(compared) <= MOST_ROWS
+            )
+            assert i not in found or found[i].position + seq.num_prompt == first
+            for at, hit in enumerate(compared, first):
+                assert hit == (drawn(seq, at) == [seq.tokens[at]])
+            hits += compared
+            next_of[i] = seq.num_tokens + 1
+    assert 0 < sum(hits) < len(hits)
 
 
 def id_of(tokenizer: Tokenizer, text: str) -> int:
