@@ -114,9 +114,7 @@ def flashinfer_obstacle(
         return f"its kernels are for float16 and bfloat16, and the model is {dtype}"
     for layer in layers:
         if layer.key_dim != layer.value_dim or layer.key_dim not in FLASHINFER_HEADS:
-            return (
-                f"its kernels are for heads of 64, 128 or 256, and the model's are {layer.key_dim}"
-            )
+            return f"its kernels are for heads of 64, 128 or 256, the model's are {layer.key_dim}"
     return None
 
 

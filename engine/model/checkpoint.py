@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from engine.attention.interface import NAME
 from engine.errors import ModelError, one_line
 from engine.hub import refuse_unreachable
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
+# Files of weights, in the order in which transformers looks for them.
+_SAFE = "model.safetensors", "model*-of-*.safetensors"
+_FILES = (*_SAFE, "pytorch_model.bin", "pytorch_model*-of-*.bin")
+_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
@@ -100,7 +106,7 @@ def length_limit(config: PretrainedConfig, max_model_len: int | None, name: str)
 
 def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
     """Load the model; `arguments` go to `from_pretrained`. Raises ModelError, also if weights are
-    missing or their shapes contradict the configuration."""
+    missing, or their shapes or types contradict the configuration."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM  # its stubs do not know `output_loading_info`
@@ -112,10 +118,10 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             ignore_mismatched_sizes=True,  # refused below, by name
             **arguments,
         )
+        coded = [] if stored_in(arguments["config"]) else _coded(source, arguments, model)
     except Exception as error:  # transformers raises any class
         raise ModelError(f"{name} could not be loaded: {why_unreadable(error)}") from error
-    absent = sorted(report.get("missing_keys") or [])
-    if absent:
+    if absent := sorted(report.get("missing_keys") or []):
         raise ModelError(
             f"{name} lacks {len(absent)} of its weights, among them {', '.join(absent[:3])}"
         )
@@ -125,9 +131,31 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             f"{name} has {len(mismatched)} weights whose shape contradicts its config.json, "
             f"among them {weight}: {list(found)} in the file, {list(expected)} by the configuration"
         )
+    if coded:
+        raise ModelError(
+            f"{name} has {len(coded)} weights that are not floats of 16 bits or more, and its "
+            f"config.json names no quantization; among them is {min(coded)}"
+        )
     if model.config._attn_implementation != NAME:
         raise ModelError(f"{name} does not accept a custom attention function")
     return model
+
+
+def _coded(source: str, hub: Mapping[str, Any], model: Any) -> list[str]:
+    """Return names and types of stored weights that transformers would cast to floats as if they
+    were numbers: integers and floats of 8 bits, which are codes that need a scale."""
+    from transformers.modeling_utils import load_state_dict
+    from transformers.utils.hub import cached_file
+
+    folder = Path(str(cached_file(source, "config.json", revision=hub.get("revision")))).parent
+    files = next(filter(None, (sorted(folder.glob(each)) for each in _FILES)), [])
+    known = dict(model.named_parameters())
+    return [
+        f"{weight}: {str(each.dtype).removeprefix('torch.')}"
+        for file in files
+        for weight, each in load_state_dict(file, map_location="meta").items()
+        if each.dtype not in _FLOATS and (weight in known or weight.endswith(".weight"))
+    ]
 
 
 def why_unreadable(error: Exception) -> str:

@@ -39,19 +39,17 @@ def named_dtype(dtype: DTypeName, device: torch.device) -> torch.dtype:
 def pick_dtype(
     dtype: DTypeName, device: torch.device, *, config: Any, folder: Path | None, role: Role
 ) -> torch.dtype:
-    """Return the dtype of an unquantized model. Logs why one stored in bfloat16 runs in float32."""
-    if dtype != "auto" or device.type != "cpu" or not _is_stored_in_bfloat16(config, folder):
+    """Return the dtype of an unquantized model. Logs why one stored in bfloat16 runs in float32: by
+    its configuration, which may give the training dtype, or by its files."""
+    in_files = folder is not None and dtypes_in(folder) == {"BF16"}
+    stored = in_files or config.dtype == torch.bfloat16
+    if dtype != "auto" or device.type != "cpu" or not stored:
         return named_dtype(dtype, device)
     reason = obstacle_to_bfloat16(config, every_row=role == "target")
     if reason is None:
         return torch.bfloat16
     logger.info("the %s is stored in bfloat16 and runs in float32: %s", role, reason)
     return torch.float32
-
-
-def _is_stored_in_bfloat16(config: Any, folder: Path | None) -> bool:
-    """Whether the configuration or the files say bfloat16: a config may give the training dtype."""
-    return config.dtype == torch.bfloat16 or (folder is not None and dtypes_in(folder) == {"BF16"})
 
 
 def placement(device: torch.device) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-GROWING_ROPES = {"dynamic", "longrope"}  # depend on the longest sequence in the forward
+GROWING_ROPES = ("dynamic", "longrope")  # depend on the longest sequence in the forward
 
 
 def served_positions(positions: int | None, rope: object) -> int | None:
     """Return how many of a model's `positions` (None: unknown) to serve: at most the shortest
     original length of ropes that change with it. `rope`: one, or one per layer type."""
-    growing = [each for each in _ropes(rope) if _kind(each) in GROWING_ROPES]
+    kinds = ((each, each.get("rope_type", each.get("type"))) for each in _ropes(rope))
+    growing = [each for each, kind in kinds if kind in GROWING_ROPES]
     starts = (each.get("original_max_position_embeddings") for each in growing)
     known = [positions] if positions is not None else []
     return min([*known, *(start for start in starts if start)], default=None)
@@ -33,8 +34,3 @@ def _ropes(rope: object) -> list[Mapping[str, Any]]:
     if not isinstance(rope, Mapping):
         return []
     return [rope, *(nested for nested in rope.values() if isinstance(nested, Mapping))]
-
-
-def _kind(rope: Mapping[str, Any]) -> str | None:
-    kind = rope.get("rope_type", rope.get("type"))
-    return kind if isinstance(kind, str) else None

@@ -305,6 +305,10 @@ def narrow(folder: Path) -> str:
     )
 
 
+def in_int8(folder: Path) -> str:
+    return copied(folder, weights=lambda held: held.update({NORM: held[NORM].to(torch.int8)}))
+
+
 def piped(folder: Path) -> str:
     path = Path(copied(folder))
     (path / WEIGHTS).unlink()
@@ -329,6 +333,7 @@ BAD: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "no tensor": (without(NORM), NORM),
     "narrow tensor": (narrow, "q_proj"),
+    "integers": (in_int8, f"{NORM}: int8"),
     "code": (pickled, "could not be loaded: it is not tensors alone"),
     "pipe": (piped, "is not a regular file"),
     "vocabulary": (of_another_vocabulary, "have 128 and 4096 tokens"),

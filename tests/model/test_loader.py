@@ -174,6 +174,30 @@ def test_weights_of_another_shape(tiny_target: str, tmp_path: Path) -> None:
     assert "mlp.down_proj.weight: [48, 96] in the file, [48, 64] by the configuration" in message
 
 
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_codes_are_not_taken_for_weights(
+    is_pickled: bool, kind: str, tiny_target: str, tmp_path: Path
+) -> None:
+    """Bug: transformers casts stored codes to floats without their scales, in silence; the output
+    was noise. Law: an integer buffer that a checkpoint may hold is none of its weights."""
+    folder = copy_of(tiny_target, tmp_path / "m")
+    file, weight = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    held = {**load_file(file), "model.layers.0.self_attn.mask": torch.ones(2, dtype=torch.uint8)}
+    for codes in (False, True):
+        if codes:
+            held[weight] = held[weight].to(getattr(torch, kind))
+        if is_pickled:
+            file.unlink(missing_ok=True)
+            torch.save(held, folder / "pytorch_model.bin")
+        else:
+            save_file(held, file, {"format": "pt"})
+        if codes:
+            assert f"names no quantization; among them is {weight}: {kind}" in refusal(folder)
+        else:
+            assert load(folder).vocab_size == tiny.VOCAB
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # transformers' own
 def test_experts_stored_in_four_bits_are_held_in_sixteen(tmp_path: Path) -> None:
     """Bug: gpt-oss as published was refused for a missing package, or would have fetched kernels
