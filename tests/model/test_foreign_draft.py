@@ -26,8 +26,18 @@ from engine.scheduling.sequence import Sequence
 from engine.speculation.drafts import MOST_ROWS
 from engine.speculation.foreign_draft import DraftTokens, ForeignDraftProposer
 from engine.speculation.proposal import Proposal
+from tests.model import test_lossless as lossless
 from tests.model.test_draft_model import decode, sequence
-from tests.model.test_lossless import FIELDS, PROMPT, VARIANTS, Replies, hold, run, submit_all
+from tests.model.test_lossless import (
+    FIELDS,
+    PROMPT,
+    VARIANTS,
+    Replies,
+    config_for,
+    hold,
+    run,
+    submit_all,
+)
 from tests.support import tiny, tiny_text, two_tokenizers
 from tests.support.reference import Reference
 
@@ -93,6 +103,19 @@ def test_lossless(
     assert (engine.gauges().blocks_used, len(proposer._free)) == (0, free)
     if k == 4:
         assert sum(output.accepted for output in replies.last.values()) > 0
+
+
+@pytest.mark.parametrize("speculation", [{}, {"companions": []}], ids=["cascade", "alone"])
+def test_copies_of_one_prompt(
+    speculation: dict[str, object], paths: tuple[str, str], pair: Pair
+) -> None:
+    """Law: as for other drafts, though the draft shares no blocks among copies."""
+
+    def build(drafter: str, k: int | str, variant: lossless.Variant) -> Engine:
+        return Engine(config_for(*paths, drafter, k, variant), pair=pair)
+
+    reference = Reference(paths[0], tiny_text.EOS)
+    lossless.test_copies_of_one_prompt("foreign", speculation, build, reference)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

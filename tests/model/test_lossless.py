@@ -111,7 +111,7 @@ def with_eagle(pair: Pair, folder: Path, head: eagle.Weights, **config: object) 
 
 
 Variant = dict[str, dict[str, object]]
-Build = Callable[[str, int | str, Variant], Engine]
+Build = Callable[..., Engine]  # of a drafter, K, a variant and further arguments of Engine
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +123,9 @@ def builder_of(pair: Pair, target: str, draft: str) -> Build:
     """Return what builds the engine of a drafter, a K and a variant."""
     own = load_pair(config_for(target, "", "self", 3, {}), pair.target)
 
-    def build(drafter: str, k: int | str, variant: Variant) -> Engine:
+    def build(drafter: str, k: int | str, variant: Variant, **more: Any) -> Engine:
         config = config_for(target, draft, drafter, k, variant)
-        return Engine(config, pair=own if drafter == "self" else pair)
+        return Engine(config, pair=own if drafter == "self" else pair, **more)
 
     return build
 
@@ -304,14 +304,12 @@ def test_mixtures_of_experts(drafter: str, k: int | str, blocks: int, mixture: M
     assert accepted or k == "adaptive" or drafter in ("ngram", "suffix")
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "windowed", "medusa", "eagle"])
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS[1:] if name != "suffix"])
 @pytest.mark.parametrize("k", [6, "adaptive"])
 def test_earlier_replies_change_no_text(
     drafter: str,
     k: int | str,
-    pair: Pair,
-    tiny_target: str,
-    tiny_draft: str,
+    build: Build,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
     """Law: the second run, when `suffix` has seen every reply, gives the same texts, and more of
@@ -320,8 +318,7 @@ def test_earlier_replies_change_no_text(
         "speculation": {"companions": ["suffix"], "remembered_tokens": 10_000}
     }
     ticks = map(float, count())
-    config = config_for(tiny_target, tiny_draft, drafter, k, variant)
-    engine = Engine(config, pair=pair, clock=lambda: 1e-3 * next(ticks))
+    engine = build(drafter, k, variant, clock=lambda: 1e-3 * next(ticks))
     kept = []
     for _ in range(2):
         submit_all(engine, PROMPT, FIELDS)

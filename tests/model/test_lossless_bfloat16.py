@@ -72,7 +72,8 @@ ROWS: list[tuple[str, int | str]] = [
     *(("draft_model", k) for k in KS),
     *(("windowed", 4), ("foreign", 4), ("self", 3), ("branches", 3), ("branches", "adaptive")),
     *(("ngram", 4), ("suffix", 4), ("prediction", 4), ("lookahead", 5), ("lookahead", 16)),
-    *(("medusa", 8), ("medusa", "adaptive"), ("eagle", 4)),
+    *(("medusa", 8), ("medusa", "adaptive"), ("eagle", 4), ("eagle", "adaptive")),
+    *((name, "adaptive") for name in ("lookahead", "self", "suffix")),
 ]
 MATRIX = [
     (*row, variant)

@@ -432,10 +432,22 @@ def test_a_model_without_a_tokenizer_has_no_grammars(tiny_target: str, tiny_draf
     assert replies.last["plain"].finish in ("length", "stop")
 
 
-@pytest.mark.parametrize("k", [1, 4, "adaptive"])
+@pytest.mark.parametrize(
+    ("drafter", "k"),
+    [
+        *(("draft_model", k) for k in (1, 4, "adaptive")),
+        *(("medusa", 4), ("eagle", 4), ("lookahead", 10), ("foreign", 4)),
+    ],
+)
 @pytest.mark.parametrize("quality", ["right", "wrong", "half", "unlawful"])
 def test_a_prediction_under_a_grammar(
-    quality: str, k: int | str, pair: Pair, paths: tuple[str, str], expected: Expected
+    quality: str,
+    drafter: str,
+    k: int | str,
+    pair: Pair,
+    pairs: dict[str, Pair],
+    paths: tuple[str, str],
+    expected: Expected,
 ) -> None:
     """Law: the grammar trims a prediction like any proposal, and it combines with forced tokens; no
     text depends on either."""
@@ -446,7 +458,7 @@ def test_a_prediction_under_a_grammar(
         "unlawful": lambda tokens: [(token + 7) % VOCAB for token in tokens],
     }
     predict = qualities[quality]
-    engine = Engine(config_for(*paths, "draft_model", k, {}), pair=pair)
+    engine = Engine(config_for(*paths, drafter, k, {}), pair=pairs.get(drafter, pair))
     fields = {
         name: msgspec.structs.replace(params, prediction=tuple(predict(expected[name][0])))
         for name, params in FIELDS.items()

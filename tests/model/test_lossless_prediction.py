@@ -14,7 +14,7 @@ import pytest
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation
 from engine.model.pair import Pair, load_pair
-from tests.model.test_lossless import FIELDS, KS, LENGTH, PROMPT, config_for, submit_all
+from tests.model.test_lossless import FIELDS, KS, LENGTH, PROMPT, config_for, submit_all, with_heads
 from tests.support.reference import Reference
 
 CASES = {
@@ -54,7 +54,7 @@ QUALITIES = [right, wrong, half_right, edited, shuffled, repeated]
 LISTS: dict[str, tuple[str, ...] | None] = {
     "default": None,
     "alone": ("prediction",),
-    "all": ("prediction", "ngram", "draft_model"),
+    "all": ("prediction", "ngram", "main"),
     "last": ("ngram", "prediction"),
 }
 
@@ -70,8 +70,9 @@ def expected(reference: Reference) -> dict[str, tuple[list[int], list[float]]]:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_target: str, tiny_draft: str) -> Pair:
-    return load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+def pair(tiny_target: str, tiny_draft: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    pair = load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+    return with_heads(pair, tmp_path_factory.mktemp("heads"))
 
 
 class Account:
@@ -109,8 +110,13 @@ class Account:
 
 
 @pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize(
+    ("drafter", "k"),
+    [
+        *((drafter, k) for drafter in ("draft_model", "ngram") for k in KS),
+        *(("medusa", 8), ("lookahead", 8), ("eagle", 8), ("eagle", "adaptive")),
+    ],
+)
 def test_predictions_change_no_text(
     k: int | str,
     drafter: str,
@@ -124,11 +130,12 @@ def test_predictions_change_no_text(
     beside it; the counts match what happened."""
     variant: dict[str, dict[str, object]] = {"cache": {"block_size": 4, "num_blocks": 64}}
     engine = Engine(config_for(tiny_target, tiny_draft, drafter, k, variant), pair=pair)
-    known = engine.ready.proposers
+    main, known = engine.ready.proposer, engine.ready.proposers
     lists = cycle(LISTS.values())
     fields = {}
     for (name, params), names in zip(CASES.items(), lists, strict=False):
-        named = tuple(n for n in names or () if n in known)
+        asked = [main if name == "main" else name for name in names or ()]
+        named = tuple(n for n in dict.fromkeys(asked) if n in known)
         fields[name] = msgspec.structs.replace(
             params,
             prediction=tuple(quality(expected[name][0])),
