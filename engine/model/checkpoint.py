@@ -149,12 +149,13 @@ def _coded(source: str, hub: Mapping[str, Any], model: Any) -> list[str]:
 
     folder = Path(str(cached_file(source, "config.json", revision=hub.get("revision")))).parent
     files = next(filter(None, (sorted(folder.glob(each)) for each in _FILES)), [])
-    known = dict(model.named_parameters())
+    known = model.state_dict()
     return [
         f"{weight}: {str(each.dtype).removeprefix('torch.')}"
         for file in files
         for weight, each in load_state_dict(file, map_location="meta").items()
-        if each.dtype not in _FLOATS and (weight in known or weight.endswith(".weight"))
+        if each.dtype not in _FLOATS
+        and (known[weight].dtype in _FLOATS if weight in known else weight.endswith(".weight"))
     ]
 
 

@@ -37,12 +37,10 @@ class HiddenCall:
 
         def take(layer: int, rows: Tensor) -> None:
             if layer in place:
-                states = rows[0]
+                found = rows[0]
                 if not every:
-                    states = (
-                        states[-keep:] if isinstance(keep, int) else states.index_select(0, keep)
-                    )
-                out[:, place[layer]].copy_(states)
+                    found = found[-keep:] if isinstance(keep, int) else found.index_select(0, keep)
+                out[:, place[layer]].copy_(found)
 
         return self._call(input_ids, positions, keep, prepared, take)
 

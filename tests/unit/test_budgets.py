@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_499,
     "engine/cpu": 3_346,
     "lab": 7_519,  # engine/lab and server/lab
-    "serving": 30_051,  # everything else but what trained the built-in pair
-    "all": 44_301,
+    "serving": 30_050,  # everything else but what trained the built-in pair
+    "all": 44_300,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = ("engine/demo/", "engine/lab/demo/")
