@@ -20,8 +20,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, GRAMMAR, FreeProposer, Proposal
 
 _NEAR = 32  # catch-up rows that normal operation sometimes leaves, at least
-# Tokens to skip after a useless look-up: at first; most if the main one gains more.
-_FIRST_PAUSE, _OUTDONE = 1, 64
+_OUTDONE = 64  # most tokens to skip after a useless look-up if the main proposer gains more
 
 
 class Allowance:
@@ -86,7 +85,8 @@ class Allowance:
             return self._k + self.leaves
         main = self._of_main(seq) if self._k else 0
         rows = main + self.leaves if main else 0
-        if seq.sources is None or len(seq.tokens) < seq.lookup_from:
+        paused = len(seq.tokens) < seq.lookup_from or self.choice.reason == "baseline"
+        if seq.sources is None or paused:
             return rows
         # Look-ups behind the main proposer serve only where it is not asked.
         names = seq.sources[: seq.sources.index(self._main)] if main else seq.sources
@@ -94,7 +94,7 @@ class Allowance:
         if not free and self.is_open(seq):
             self._pause(seq)
             return rows
-        seq.pause //= 4
+        seq.paid_at = seq.num_tokens
         limits = self._limits[seq] = {**free, self._main: main}
         return max(limits.values())
 
@@ -164,16 +164,16 @@ class Allowance:
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 
     def _pause(self, seq: Sequence) -> None:
-        """Skip some tokens before the next look-up, since no look-up proposal paid and look-ups
-        take time: twice as many as last time, at least a quarter of the sequences. At most twice
-        the other sequences, since a look-up takes little of a step of few, and the proposers'
-        bounds; at most `_OUTDONE` if the main proposer gains more and no tokens may be forced."""
+        """Skip some tokens before the next look-up, since none pays and look-ups take time: a third
+        of the tokens since one paid. At most twice the other sequences, since a look-up takes
+        little of a step of few, and the proposers' bounds; at most `_OUTDONE` if the main proposer
+        gains more and no tokens may be forced."""
         names = [name for name in seq.sources or () if name != self._main]
         most = [2 * (self._num_sequences - 1), *(self._free[name].pause for name in names)]
         if seq in self._replaced and GRAMMAR not in names:
             most = [_OUTDONE, 4 * (self._num_sequences + self._k)]
-        seq.pause = min(max(2 * seq.pause, self._num_sequences // 4, _FIRST_PAUSE), *most)
-        seq.lookup_from = seq.num_tokens + seq.pause
+        since = seq.num_tokens - max(seq.paid_at, seq.num_prompt)
+        seq.lookup_from = seq.num_tokens + min(since // 3, *most)
 
     def _free_counts(self, seq: Sequence, names: Seq[str]) -> dict[str, int]:
         """Return how many tokens of each look-up are worth their rows, if any; the one that gains

@@ -297,12 +297,15 @@ def test_free_proposals_at_k_0_are_charged_the_controller_s_time_at_k_0(
 
 
 def test_useless_look_ups_pause_for_longer_and_longer() -> None:
-    """Law: look-ups take time, so each useless one doubles the pause, from one that grows with the
-    batch up to the proposer's bound and another that grows; a proposal that pays ends it at
-    once. A sequence alone is looked up at each token. Bug: quotes waited for up to 20 tokens."""
-    pauses = {1: [1] * 8, 3: [1, 2, 4, 4, 4], 16: [4, 8, 16, 30, 30], 32: [8, 16, 32, 40, 40]}
+    """Law: look-ups take time, so they pause for a third of the tokens since one paid, up to the
+    proposer's bound and another that grows with the batch; a proposal that pays ends it at once. A
+    sequence alone is looked up at each token. Bugs: quotes waited for up to 20 tokens; where a
+    sampled text left its quote every few tokens, each useless look-up doubled the pause."""
+    first = [1, 1, 1, 1, 1, 1, 2, 2, 3, 4]
+    pauses = {1: [1] * 40, 3: [*first, 4, 4], 8: [*first, 5, 7, 9, 12, 14, 14]}
+    pauses[32] = [*first, 5, 7, 9, 12, 16, 22, 25]
     for num_sequences, expected in pauses.items():
-        ngram = Scripted("ngram", chances=[], pause=40)
+        ngram = Scripted("ngram", chances=[], pause=25)
         allowance = Allowance(FixedK(4), "draft_model", [ngram])
         seq = sequence("a", ("ngram", "draft_model"))
         lookups = list[int]()
@@ -322,6 +325,17 @@ def test_useless_look_ups_pause_for_longer_and_longer() -> None:
         allowance.begin(Load(num_sequences))
         allowance.draft_rows(seq)
         assert ngram.looked == before + 1
+
+
+def test_nothing_is_looked_up_in_a_baseline() -> None:
+    """Bug: with look-ups in most sequences no step showed what K = 0 costs. It was estimated from
+    steps of many rows, 1.2 times too high, so a draft that did not pay ran in most steps."""
+    ngram = Scripted("ngram", chances=[0.9])
+    allowance = Allowance(Chooser(Choice(0, "baseline")), "draft_model", [ngram])
+    seq = sequence("a", ("ngram", "draft_model"))
+    allowance.begin(Load(8))
+    assert allowance.draft_rows(seq) == 0
+    assert (ngram.looked, allowance.limits(seq)) == (0, {"draft_model": 0})
 
 
 @pytest.mark.parametrize("overridden", [False, True])
