@@ -28,8 +28,7 @@ _SKIPS = 8  # then only one step in so many is processed, to save host time
 _EXTRA_EVERY = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps at K = 0 until the CPU caches settle
 _LATE = 8  # steps at K = 0 after which trees that are compared lie behind every verified one
-_TRIM_GAIN = 0.02  # minimum gain that is worth the time to leave tokens out
-_BRANCH_GAIN = 0.02  # minimum gain for which second-best tokens are used
+_LEAST_GAIN = 0.02  # of drafting over K = 0, of leaving tokens out, and of second-best tokens
 # Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
 # `_SHARE` of the time, so it skips most short steps, but learns from one in `_RAREST` at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
@@ -122,15 +121,16 @@ class AdaptiveK:
             self._explore.restart(size)
             self._since_change, was_on, present = 0, False, 0.0
         goodput.refresh(self._sequences, present)
-        k = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
+        rates = [(1 + _LEAST_GAIN * self.costs.has_draft) * goodput.rates[0], *goodput.rates[1:]]
+        k = max(range(len(rates)), key=rates.__getitem__)
         if (k > 0) != was_on:
             self._explore.switched(back=k > 0 and not changed)
             self._since_change = 0
         drafting, row_costs = goodput.choose(k)
-        branches = goodput.branching(k) > _BRANCH_GAIN
+        branches = goodput.branching(k) > _LEAST_GAIN
         self._best = Choice(k, branches=branches, drafting=drafting, row_costs=row_costs)
         self._size, self._usual = size, self._sequences * goodput.each[k][0] / goodput.present
-        self._trims = self._stops or not present or goodput.trimming[k] > _TRIM_GAIN
+        self._trims = self._stops or not present or goodput.trimming[k] > _LEAST_GAIN
 
     def _while_on(self) -> tuple[int, Reason]:
         gain = self._goodput.rates[self._best.k] / self._goodput.rates[0] - 1.0
