@@ -236,7 +236,8 @@ def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_named_head_is_an_arm_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: all proposers that the options give are compared. Bug: `--eagle` had no arm `eagle`."""
+    """Law: all proposers that the options give are compared. Bugs: `--eagle` had no arm
+    `eagle`; its arm `tree` ended in a traceback."""
     model: Any = tiny_text.target()
     target = tiny_text.save(model, tmp_path / "target")
     draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")
@@ -253,6 +254,8 @@ def test_a_named_head_is_an_arm_of_its_own(
         assert found["modes"] == ["off", "auto", ALL, *names]
     assert main([*words, "--modes", "off,eagle"]) == 2
     assert "unknown mode 'eagle'" in capsys.readouterr().err
+    assert main([*words, "--eagle", head, "--modes", "off,tree"]) == 2, "a tree of a draft"
+    assert "unknown mode 'tree'" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,7 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; return the exit code. Raises EngineError."""
     heads = {"medusa": parsed.medusa or parsed.target == BUILTIN, "eagle": parsed.eagle}
     absent = [WHOLE, *(kind for kind, given in heads.items() if not given)]
+    absent += [TREE] * bool(parsed.medusa or parsed.eagle)  # heads always propose trees
     variants = [each for each in (*VARIANTS, ALL, *PROPOSERS, TREE) if each not in absent]
     usual, quick = PRESETS[name]
     for kind in absent:

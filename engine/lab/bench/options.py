@@ -71,10 +71,9 @@ def clock_of(parsed: argparse.Namespace) -> Clock:
 def pair_config(parsed: argparse.Namespace) -> EngineConfig:
     """Return the config of the requested pair."""
     proposer = proposer_of(parsed.draft, parsed.dtype)
-    if parsed.medusa is not None:
-        proposer = {"kind": "medusa", "path": parsed.medusa}
-    if parsed.eagle is not None:
-        proposer = {"kind": "eagle", "path": parsed.eagle}
+    for kind in ("medusa", "eagle"):
+        if (path := getattr(parsed, kind)) is not None:
+            proposer = {"kind": kind, "path": path}
     return config_of(parsed, proposer)
 
 
