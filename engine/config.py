@@ -338,9 +338,9 @@ class SpeculationConfig(BaseConfig):
     companions: tuple[Companion, ...] = Field(
         ("grammar", "prediction", "ngram"),
         strict=False,
-        description="free proposers, used in this order instead of `proposer` where their expected"
-        " gain is larger; `prediction` needs a request with one; requests may name others; with"
-        " proposer `none` nothing is proposed: use `ngram` if there is no draft",
+        description="free proposers: the one with the largest expected gain is used instead of"
+        " `proposer` where it gains more; `prediction` needs a request with one; requests may name"
+        " others; with proposer `none` nothing is proposed: use `ngram` if there is no draft",
     )
     remembered_tokens: int = Field(
         0,

@@ -295,7 +295,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     exact: bool = False  # outputs do not depend on what else is in the batch
     proposers: tuple[str, ...] = ()  # allowed names in `speculation.proposers`
     memory: dict[str, int] = {}  # bytes by the parts of the plan, and their `limit`
-    default_proposers: tuple[str, ...] = ()  # asked in this order when a request names none
+    default_proposers: tuple[str, ...] = ()  # when a request names none
     draft: str = ""  # path of the draft model, if there is one
     measured: bytes = b""  # step costs (an encoded Profile), for the next engine
 
@@ -323,7 +323,7 @@ Event = Starting | Ready | Outputs | Fatal | Draining
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
-    """Return the proposers that a request may use, in the order in which they are asked, without
+    """Return the proposers that a request may use, in its order, without
     those that lack input (a prediction, a grammar); empty if it must not speculate. Both processes
     interpret `params.speculation` with this function only."""
     settings = params.speculation

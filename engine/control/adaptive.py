@@ -1,8 +1,7 @@
 """AdaptiveK: the K, and for each proposal the length, with the most expected tokens per second.
 
-Combines the expected number of accepted tokens (`acceptance`) with the cost of a step
-(`cost_model`) into goodput for each K (`goodput`), and sometimes runs another K to detect errors
-(`exploration`). K = 0 is a normal choice. A dwell time between choices keeps K from flickering.
+Weighs accepted tokens (`acceptance`) against the cost of a step (`cost_model`) for each K, with 0
+(`goodput`); sometimes runs another K to detect errors (`exploration`), and changes K rarely.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ _IDLE = 4  # factor on intervals at K = 0 without proposals: nothing new is lear
 _SKIPS = 8  # then only one step in so many is processed, to save host time
 _EXTRA_EVERY = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps at K = 0 until the CPU caches settle
+_AVERAGED = 32  # usual steps over which the tokens that look-ups add are averaged
 _LATE = 8  # steps at K = 0 after which trees that are compared lie behind every verified one
-_LEAST_GAIN = 0.02  # of drafting over K = 0, of leaving tokens out, and of second-best tokens
+_LEAST_GAIN = 0.02  # that is worth leaving tokens out, or second-best tokens
 # Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
 # `_SHARE` of the time, so it skips most short steps, but learns from one in `_RAREST` at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
@@ -62,7 +62,7 @@ class AdaptiveK:
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
         self._extra = False  # this step runs one draft step more than seems to pay
         self._trims = True  # whether leaving tokens out of the forward pays
-        self._usual = inf  # seconds of a usual step
+        self._usual, self._more = inf, 1.0  # seconds of a usual step; its tokens by those expected
         self._learns, self._every = True, 1  # from this step; from one step in `_every`
 
     # -- before and while drafting ---------------------------------------------------------------
@@ -94,7 +94,8 @@ class AdaptiveK:
         skips = reason == "off" and idle and not self._learns
         self._skips = min(_SKIPS - 1, self._explore.rounds_left) if skips else 0
         k = min(k + self._extra, self.k_max)
-        most = min(max(self._sequences // 4, 1), _PROBE_SEQUENCES) if self._probes_few else None
+        few = self._explore.round == "probe" and self.costs.has_draft  # it must catch up
+        most = min(max(self._sequences // 4, 1), _PROBE_SEQUENCES) if few else None
         late = k > 0 and not self._caught_up and self._steps_at_zero >= self._late
         own = {"k": k, "reason": reason, "max_speculating": most, "uses_hindsight": late}
         self._choice = replace(self._best, **own)
@@ -107,11 +108,6 @@ class AdaptiveK:
         least = max(_DWELL, self._since_change // 4, affordable, self._every)
         return min(least, (_IDLE if idle else 1) * _DWELL_LAST)
 
-    @property
-    def _probes_few(self) -> bool:
-        """Whether this step probes a draft model: few sequences, since it must catch up."""
-        return self._explore.round == "probe" and self.costs.has_draft
-
     def _plan(self, size: int) -> None:
         """Choose K anew. `size`: the bit length of the batch size."""
         self._chosen = 0
@@ -121,8 +117,7 @@ class AdaptiveK:
             self._explore.restart(size)
             self._since_change, was_on, present = 0, False, 0.0
         goodput.refresh(self._sequences, present)
-        rates = [(1 + _LEAST_GAIN * self.costs.has_draft) * goodput.rates[0], *goodput.rates[1:]]
-        k = max(range(len(rates)), key=rates.__getitem__)
+        k = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
         if (k > 0) != was_on:
             self._explore.switched(back=k > 0 and not changed)
             self._since_change = 0
@@ -134,7 +129,7 @@ class AdaptiveK:
 
     def _while_on(self) -> tuple[int, Reason]:
         gain = self._goodput.rates[self._best.k] / self._goodput.rates[0] - 1.0
-        kind = self._explore.while_on(self._usual, gain=gain)
+        kind = self._explore.while_on(self._usual, gain=gain, more=max(self._more, 1.0))
         k = 0 if kind == "baseline" else self.k_max if self._stops else self._best.k
         return k, "pays" if kind == "usual" else kind
 
@@ -233,11 +228,14 @@ class AdaptiveK:
 
     def _lost(self, seen: StepRecord) -> float:
         """Return the step's seconds beyond what usual steps need for as many tokens."""
-        if self._explore.round == "usual" or not self._goodput.present:
-            return 0.0
-        if not seen.is_decode:
-            return seen.draft_seconds
-        return seen.seconds - seen.tokens / self._goodput.present
+        present, usual = self._goodput.present, self._explore.round == "usual"
+        if not present or not seen.is_decode:
+            return seen.draft_seconds if present and not usual else 0.0
+        expected = present * max(seen.seconds, 1e-9)
+        if not usual:
+            return seen.seconds * (1.0 - seen.tokens / expected / max(self._more, 1.0))
+        self._more += (seen.tokens / expected - self._more) / _AVERAGED
+        return 0.0
 
     def estimates(self) -> Estimates:
         """Return the estimates of the last choice; before the first there are no rates."""

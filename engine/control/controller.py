@@ -50,7 +50,8 @@ class Choice(msgspec.Struct, frozen=True):
         tokens. `survival`: for each token, the chance that it and all before it are accepted. If
         costs are not known, the first token must be likely right."""
         if not self.row_costs:
-            return len(survival), survival[0] - _LIKELIER_THAN_NOT
+            gain = sum(max(chance - _LIKELIER_THAN_NOT, 0.0) for chance in survival)
+            return len(survival), gain or survival[0] - _LIKELIER_THAN_NOT
         own = zip(accumulate(survival), self.row_costs, strict=False)
         gains = [value - cost for value, cost in own]
         most = max(gains, default=0.0)

@@ -76,12 +76,13 @@ class Exploration:
                 self.round = "probe"
         return self.round
 
-    def while_on(self, seconds: float, *, gain: float) -> Round:
-        """Return the kind of the next step at K > 0. `gain`: speculation's speed-up less 1."""
+    def while_on(self, seconds: float, *, gain: float, more: float = 1.0) -> Round:
+        """Return the kind of the next step at K > 0. `gain`: speculation's speed-up less 1; `more`:
+        the factor by which look-ups raise the tokens of a step, which a baseline goes without."""
         self._pay(seconds, _SHARE + _SHARE_OF_GAIN * max(gain, 0.0))
         self.round, self._since = "usual", self._since + 1
         close = gain < _CLOSE
-        most = _BASELINE_CLOSE if close else _BASELINE_LAST
+        most = min(_BASELINE_CLOSE * more, _BASELINE_LAST) if close else _BASELINE_LAST
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
         elif self._since >= min(self._record["wait"], most) and not self._record["other"]:

@@ -66,7 +66,7 @@ class Modes:
         self._num_sequences = load.num_sequences
         if self.paused:
             self._asked = False
-            return replace(self._choice, k=0, uses_hindsight=False)
+            return replace(self._choice, k=0, reason="off", uses_hindsight=False)
         self._unasked += 1
         self._asked = self._mode == "auto" or self._unasked >= _EVERY
         if self._asked:

@@ -48,13 +48,12 @@ class Allowance:
         """Have the controller choose K. A probe asks the sequences with the least catch-up."""
         self._num_sequences = load.num_sequences
         self.choice = choice = self._controller.choose(load)
-        self._k, self._probe_set = choice.k, None
+        self._k, self._probe_set, self.waiting = choice.k, None, set()
         self.leaves = min(self._branches, MAX_K - self._k) if self._k and choice.branches else 0
         if (most := choice.max_speculating) is not None:
             candidates = [seq for seq in running if self._may_ask(seq)]
             candidates.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
             self._probe_set = set(candidates[:most])
-        self.waiting = set()
         if self._catch_up_rows is not None:
             self._choose_waiting(filter(self._may_ask, running), self._catch_up_rows)
         self._limits.clear()
@@ -92,7 +91,8 @@ class Allowance:
         names = seq.sources[: seq.sources.index(self._main)] if main else seq.sources
         free = self._free_counts(seq, names)
         if not free and self.is_open(seq):
-            self._pause(seq)
+            if names:
+                self._pause(seq)
             return rows
         seq.paid_at = seq.num_tokens
         limits = self._limits[seq] = {**free, self._main: main}
@@ -152,14 +152,14 @@ class Allowance:
 
     def _may_ask(self, seq: Sequence) -> bool:
         """Whether the main proposer may propose for the sequence."""
-        if seq.constraint is not None and seq.constraint.is_slow:
+        if seq in self.waiting or (seq.constraint is not None and seq.constraint.is_slow):
             return False
         return seq.sources is None or (self._main in seq.sources and seq.max_draft != 0)
 
     def _of_main(self, seq: Sequence) -> int:
         """Return how many tokens the main proposer may propose if it is asked."""
         probed = self._probe_set is None or seq in self._probe_set
-        if not probed or seq in self.waiting or not self._may_ask(seq):
+        if not probed or not self._may_ask(seq):
             return 0
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 

@@ -395,9 +395,37 @@ def test_the_look_up_that_gains_the_most_is_asked_first() -> None:
     assert [proposal.source for proposal in proposals] == ["prediction", "ngram"]
 
 
+def test_under_a_fixed_k_the_look_up_with_the_most_likely_tokens_is_asked_first() -> None:
+    """Bug: without costs, one likely token came before three that were a little less likely."""
+    allowance = Allowance(
+        FixedK(4),
+        "draft_model",
+        [Scripted("ngram", chances=[0.92]), Scripted("prediction", chances=[0.9, 0.8, 0.7])],
+    )
+    seq = sequence("a", ("ngram", "prediction", "draft_model"))
+    allowance.begin(Load(1))
+    allowance.draft_rows(seq)
+    assert list(allowance.limits(seq) or ()) == ["prediction", "ngram", "draft_model"]
+
+
+def test_look_ups_behind_the_main_proposer_do_not_pause() -> None:
+    """Bug: though never tried, they paused, and began late when K fell to 0."""
+    ngram, controller = Scripted("ngram", chances=[0.9]), Chooser(Choice(4))
+    allowance, seq = Allowance(controller, "draft_model", [ngram]), sequence("a", None)
+    seq.sources = ("draft_model", "ngram")
+    for _ in range(40):
+        allowance.begin(Load(8))
+        assert allowance.draft_rows(seq) == 4
+        assert seq.num_tokens >= seq.lookup_from
+        seq.tokens.append(1)
+    controller.choice = Choice(0)
+    allowance.begin(Load(8))
+    assert (ngram.looked, allowance.draft_rows(seq), ngram.looked) == (0, 1, 1)
+
+
 def test_of_several_look_ups_the_best_one_replaces_the_draft() -> None:
     """Bug: where the draft was left out, the last look-up of the list served in its place."""
-    allowance = allowance_of(Chooser(Choice(4, drafting=(0.7, 0.5))), chance=0.8)
+    allowance = allowance_of(Chooser(Choice(4, drafting=(0.7, 1.0))), chance=0.8)
     both, other = sequence("a", ("prediction", "ngram", "draft_model")), sequence("b", ("ngram",))
     allowance.begin(Load(2))
     allowance.leave_out_main([Chunk(seq, 0, 1, allowance.draft_rows(seq)) for seq in (both, other)])
@@ -420,7 +448,7 @@ def test_drafting_for_a_few_sequences_must_pay_its_start(cost: float, drafts: bo
     for the last one."""
     # The n-gram gains 0.4, the prediction more.
     controller = Chooser(Choice(4, drafting=(cost, 0.5)))
-    allowance = allowance_of(controller, chance=0.9)
+    allowance = allowance_of(controller, chance=0.78)
     seqs = [
         sequence("a", ("ngram", "draft_model")),
         sequence("b", None),

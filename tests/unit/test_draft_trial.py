@@ -108,12 +108,16 @@ def test_a_successor_knows_the_target_and_nothing_of_the_draft_tokens() -> None:
 
 
 def test_there_are_no_draft_tokens_while_a_draft_is_install() -> None:
-    """Law: K is 0 meanwhile, and the controller learns nothing from these steps."""
+    """Law: K is 0 meanwhile, and the controller learns nothing from these steps. Bug: installed
+    after a baseline, in which nothing is looked up, nothing was looked up meanwhile either."""
     world = World(alpha=0.8, informed=0.5)
     modes = Modes(learnt(world))
+    while (choice := modes.choose(Load(world.batch))).reason != "baseline":
+        modes.update(world.round(modes, choice))
     modes.paused = True
     before = modes.estimates().acceptance
-    assert set(play(modes, world, 20).ks) == {0}
+    trace = play(modes, world, 20)
+    assert (set(trace.ks), set(trace.reasons)) == ({0}, {"off"})
     assert modes.estimates().acceptance == before
     modes.paused = False
     assert set(play(modes, world, 20).ks) != {0}
