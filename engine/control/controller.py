@@ -48,7 +48,7 @@ class Choice(msgspec.Struct, frozen=True):
     def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
         """Return how many tokens of a free proposal pay for one sequence, and what they gain, in
         tokens. `survival`: for each token, the chance that it and all before it are accepted. If
-        costs are not known, the first token must be likely right."""
+        costs are not known, a row costs half a token, and the first one must pay."""
         if not self.row_costs:
             gain = sum(max(chance - _LIKELIER_THAN_NOT, 0.0) for chance in survival)
             return len(survival), gain or survival[0] - _LIKELIER_THAN_NOT

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 # Files of weights, in the order in which transformers looks for them.
-_SAFE = "model.safetensors", "model*-of-*.safetensors"
-_FILES = (*_SAFE, "pytorch_model.bin", "pytorch_model*-of-*.bin")
+_FILES = ("model.safetensors", "model*-of-*.safetensors",
+          "pytorch_model.bin", "pytorch_model*-of-*.bin")  # fmt: skip
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 

@@ -49,7 +49,7 @@ class Sequence:
     constraint: Constraint | None = None  # the state of its grammar
     follows_grammar: bool = False  # whether the grammar may propose tokens
     lookup_from: int = 0  # length from which look-up proposers are asked again
-    paid_at: int = 0  # length at the last look-up that paid
+    paid_at: int = 0  # length when a look-up last paid; pauses grow from there
     sources: tuple[str, ...] | None = None  # proposers in order; None: the main one, unbounded
 
     @property

@@ -1,4 +1,4 @@
-"""Several proposers in order of preference per sequence, and how many tokens each may propose."""
+"""Several proposers per sequence: which one serves, and how many tokens each may propose."""
 
 from __future__ import annotations
 
